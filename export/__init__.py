@@ -1,0 +1,1 @@
+"""Turn a checkpoint into an engine directory. The only place for torch and transformers."""

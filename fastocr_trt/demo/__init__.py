@@ -1,0 +1,1 @@
+"""The embedded demo reader and its page generator."""

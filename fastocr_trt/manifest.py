@@ -1,0 +1,202 @@
+"""The engine directory's manifest: what was exported, from what, and how to run it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import EngineError
+from .fixation import FixationPolicy
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file of the engine directory: name relative to it, size in bytes, SHA-256 in hex."""
+
+    file: str
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        return cls(path.name, path.stat().st_size, sha256(path))
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class VisionShape:
+    """What the host needs to lay out an image: sizes in pixels, but spatial_merge_size in patches."""
+
+    patch_size: int
+    spatial_merge_size: int
+    temporal_patch_size: int
+    in_channels: int
+    window_size: int
+
+
+@dataclass(frozen=True)
+class ImageProcessing:
+    """min_pixels and max_pixels bound the resized area; mean and std are per channel, after rescaling to 0..1."""
+
+    min_pixels: int
+    max_pixels: int
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+    rescale_factor: float = 1 / 255
+
+
+@dataclass(frozen=True)
+class Capacities:
+    """Limits the engine was exported for. A bank's buffer is its maximum plus prefill_chunk rows."""
+
+    max_visual_tokens: int
+    max_text_tokens: int
+    max_batch: int
+    prefill_chunk: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The rendered chat template: before + (image_before, visual tokens, image_after) per image + after, with
+    `{prompt}` in `after` (or in `before`) standing for the user's words; `default` is used where there are none."""
+
+    before: str
+    image_before: str
+    image_after: str
+    after: str
+    default: str
+    image_token_id: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    stop_token_ids: tuple[int, ...]
+    pad_token_id: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All of manifest.json. `model` tells family, source, architecture and hashes of the source's files."""
+
+    fastocr_version: str
+    model: dict[str, Any]
+    dtype: str
+    weights: str | None
+    decoder: DecoderShape
+    vision: VisionShape
+    image_processing: ImageProcessing
+    capacities: Capacities
+    policy: FixationPolicy
+    prompt: Prompt
+    generation: Generation
+    files: dict[str, FileRecord]
+    calibration: dict[str, Any] | None = None
+    backends: dict[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def write(self, directory: Path) -> None:
+        data = asdict(self)
+        data["policy"] = self.policy.to_dict()
+        data = {"schema_version": data.pop("schema_version"), **data}
+        (directory / MANIFEST_NAME).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Read and validate; EngineError says in one sentence what does not fit and how to rebuild."""
+        return _read(directory)
+
+    def check_files(self, directory: Path, hashes: bool = False) -> None:
+        """Raise EngineError where a file is missing, of another size, or (hashes=True) of other content."""
+        for name, record in self.files.items():
+            path = directory / record.file
+            if not path.is_file():
+                raise EngineError(f"{directory} lacks {record.file} ({name}); {REBUILD}")
+            size = path.stat().st_size
+            if size != record.size:
+                raise EngineError(
+                    f"{path} is {size:,} bytes and the manifest says {record.size:,}: half-written or changed; {REBUILD}"
+                )
+            if hashes and sha256(path) != record.sha256:
+                raise EngineError(f"{path} does not match the hash in the manifest: it was changed; {REBUILD}")
+
+
+REBUILD = "export it again with `fastocr-export MODEL -o DIR --force`"
+_PARTS = {
+    "decoder": DecoderShape,
+    "vision": VisionShape,
+    "image_processing": ImageProcessing,
+    "capacities": Capacities,
+    "prompt": Prompt,
+    "generation": Generation,
+}
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(f)
+
+
+def _sha256(f) -> str:
+    digest = hashlib.sha256()
+    while block := f.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _read(directory: Path) -> Manifest:
+    path = directory / MANIFEST_NAME
+    if not directory.exists():
+        raise EngineError(f"no engine at {directory}: there is no such directory; make one with `fastocr-export`")
+    if not directory.is_dir():
+        raise EngineError(f"{directory} is a file; an engine is a directory that `fastocr-export` wrote")
+    if not path.is_file():
+        raise EngineError(f"{directory} is not an engine directory: it has no {MANIFEST_NAME}; {REBUILD}")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise EngineError(f"{path} is not readable JSON ({error}): half-written or foreign; {REBUILD}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("schema_version"), int):
+        raise EngineError(f"{path} is not a fastocr manifest: it has no schema_version; {REBUILD}")
+    version = data["schema_version"]
+    if version > SCHEMA_VERSION:
+        raise EngineError(
+            f"{path} has schema version {version} and this fastocr-trt reads up to {SCHEMA_VERSION}; "
+            "install a newer fastocr-trt, or export the engine again with this one"
+        )
+    if version < SCHEMA_VERSION:
+        raise EngineError(f"{path} has schema version {version}; this fastocr-trt reads {SCHEMA_VERSION}; {REBUILD}")
+    known = {f.name for f in fields(Manifest)}
+    missing = sorted(known - set(data) - {"calibration", "backends"})
+    if missing:
+        raise EngineError(f"{path} lacks {missing}: half-written or foreign; {REBUILD}")
+    try:
+        parts = {name: kind(**_tuples(data[name])) for name, kind in _PARTS.items()}
+        files = {name: FileRecord(**record) for name, record in data["files"].items()}
+    except (TypeError, AttributeError) as error:
+        raise EngineError(f"{path} has fields this version does not know ({error}); {REBUILD}") from None
+    outside = [r.file for r in files.values() if Path(r.file).name != r.file]
+    if outside:
+        raise EngineError(f"{path} names files outside its directory: {outside}")
+    policy = FixationPolicy.from_dict(data["policy"])
+    policy.check(parts["decoder"].num_layers)
+    rest = {k: v for k, v in data.items() if k in known and k not in _PARTS and k not in ("policy", "files")}
+    return Manifest(**rest, **parts, policy=policy, files=files)
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}

@@ -1,0 +1,1 @@
+"""Run an engine directory: numpy and an engine library, never torch."""
