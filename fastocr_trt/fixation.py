@@ -111,9 +111,7 @@ class FixationPolicy:
 def check_keep(keep: float) -> float:
     """`keep` as a float, or FastOCRError where it is not a number from 0 to 1."""
     if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 <= keep <= 1:
-        raise FastOCRError(
-            f"keep is {keep!r}; it is a share of the visual tokens and must lie in 0 to 1 (5% is 0.05)"
-        )
+        raise FastOCRError(f"keep is {keep!r}; it is a share of the visual tokens and must lie in 0 to 1 (5% is 0.05)")
     return float(keep)
 
 

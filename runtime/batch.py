@@ -1,0 +1,169 @@
+"""One batch of pages, from images to results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import EngineError, PageError
+from ..manifest import Manifest
+from .decode import PageState, decode
+from .documents import load_image
+from .loop_guard import LoopGuard
+from .options import Reading
+from .prefill import prefill
+from .preprocess import PreparedImage, preprocess
+from .prompt import PromptTokens, build_prompt
+from .results import ParseResult
+from .sampling import Sampler
+from .session import Session
+from .stopwatch import Stopwatch
+from .vision_layout import vision_layout
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    PageImage = Image | str | Path
+    PageImages = PageImage | Sequence[PageImage]
+
+
+class BatchRun:
+    """`steps` reads the batch, `results` is what it read. Between two steps `pages` may be looked at.
+
+    progress(done, total) is called in prompt tokens during prefill.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        session: Session,
+        tokenizer: Any,
+        images: Sequence[PageImages],
+        reading: Reading,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.session = session
+        self.tokenizer = tokenizer
+        self.reading = reading
+        self.pages: list[PageState] = []
+        self._images = images
+        self._progress = progress
+        self._watch = Stopwatch()
+
+    def steps(self) -> Iterator[int]:
+        """Read the batch; yields the number of decode steps so far after every token."""
+        manifest, session, reading, watch = self.manifest, self.session, self.reading, self._watch
+        sampler = Sampler(reading.temperature, reading.top_p, reading.seed)
+        watch.start()
+        self._prepared = [prepare_images(manifest, page, reading) for page in self._images]
+        prompts = [tokenize(manifest, self.tokenizer, images, reading.prompt) for images in self._prepared]
+        self.pages = [PageState(_limit(manifest, p, reading), guard=_guard(reading)) for p in prompts]
+        self.visual_tokens = [sum(i.visual_tokens for i in images) for images in self._prepared]
+        watch.mark("preprocess")
+        embeds = [_encode(session, manifest, image) for images in self._prepared for image in images]
+        watch.mark("vision")
+        policy = manifest.policy
+        k = [policy.num_fixations(v, reading.keep) for v in self.visual_tokens]
+        session.begin(np.concatenate(embeds), np.array(k, np.int64))
+        offsets = np.cumsum([0, *self.visual_tokens[:-1]]).tolist()
+        pad = manifest.generation.pad_token_id
+        prefill(session, prompts, offsets, manifest.capacities.prefill_chunk, pad, self._progress)
+        watch.mark("prefill")
+        stops = manifest.generation.stop_token_ids
+        for steps in decode(session, self.pages, stops, reading.mode, sampler, policy.refresh_every):
+            self._decode_steps = steps
+            watch.mark("decode")
+            yield steps
+
+    def results(self) -> list[ParseResult]:
+        timings = self._watch.timings(self._decode_steps)
+        policy, layers = self.manifest.policy, self.manifest.decoder.num_layers
+        results = []
+        for page, images, visual in zip(self.pages, self._prepared, self.visual_tokens, strict=True):
+            reads = 1.0
+            if self.reading.mode == "fast":
+                reads = policy.mean_visual_reads(visual, layers, self.reading.keep)
+                if policy.refresh_every and self._decode_steps:
+                    dense = self._decode_steps // policy.refresh_every / self._decode_steps
+                    reads += dense * (1 - reads)
+            text = self.tokenizer.decode(page.token_ids, skip_special_tokens=True)
+            shrunk = any(i.resized_to_fit for i in images)
+            results.append(ParseResult(text, page.token_ids, page.finish_reason, timings, visual, reads, shrunk))
+        return results
+
+
+def prepare_images(manifest: Manifest, page: PageImages, reading: Reading) -> list[PreparedImage]:
+    """The images of one prompt, resized and cut into patches; together they fit the engine's visual bank."""
+    images = list(page) if isinstance(page, (list, tuple)) else [page]
+    if not images:
+        raise PageError("a page has no image; give at least one")
+    limit = manifest.capacities.max_visual_tokens
+    pictures = [load_image(image) for image in images]
+    prepared = [
+        preprocess(picture, manifest.image_processing, manifest.vision, limit, reading.resize_to_fit)
+        for picture in pictures
+    ]
+    total = sum(p.visual_tokens for p in prepared)
+    if total <= limit:
+        return prepared
+    if not reading.resize_to_fit:
+        raise PageError(
+            f"{len(images)} images take {total:,} visual tokens and the engine holds {limit:,}; give fewer images, "
+            "smaller ones, or export with a larger --max-visual-tokens"
+        )
+    share = limit // len(images)
+    return [
+        preprocess(picture, manifest.image_processing, manifest.vision, share, reading.resize_to_fit)
+        for picture in pictures
+    ]
+
+
+def tokenize(manifest: Manifest, tokenizer: Any, images: Sequence[PreparedImage], prompt: str | None) -> PromptTokens:
+    """The prompt of one page; PageError where its text does not fit the engine's text bank."""
+    tokens = build_prompt(
+        manifest.prompt,
+        tokenizer,
+        [i.visual_tokens for i in images],
+        prompt,
+        [(i.grid_h, i.grid_w) for i in images],
+        manifest.vision.spatial_merge_size,
+    )
+    text = _text_rows(tokens)
+    limit = manifest.capacities.max_text_tokens
+    if text >= limit:
+        raise PageError(
+            f"the prompt takes {text:,} text tokens and the engine holds {limit:,} with the answer; shorten it, or "
+            "export with a larger --max-text-tokens"
+        )
+    return tokens
+
+
+def _encode(session: Session, manifest: Manifest, image: PreparedImage) -> np.ndarray:
+    layout = vision_layout(image.grid_h, image.grid_w, manifest.vision)
+    embeds = session.encode_image(
+        image.pixel_values, layout.rotary_positions, layout.window_rows, layout.window_inverse
+    )
+    if not np.isfinite(embeds).all():
+        raise EngineError(
+            f"the vision graph gave numbers that are not finite on a page of {image.visual_tokens:,} visual tokens; "
+            f"the engine is {manifest.dtype}: export with --dtype bf16 or fp32"
+        )
+    return embeds
+
+
+def _text_rows(prompt: PromptTokens) -> int:
+    return sum(len(c.input_ids) for c in prompt.chunks if c.kind == "text")
+
+
+def _limit(manifest: Manifest, prompt: PromptTokens, reading: Reading) -> int:
+    """Tokens that may be written: what the text bank has left, or less where the caller said so."""
+    room = manifest.capacities.max_text_tokens - _text_rows(prompt)
+    return min(room, reading.max_new_tokens or room)
+
+
+def _guard(reading: Reading) -> LoopGuard | None:
+    return LoopGuard() if reading.loop_guard else None

@@ -1,0 +1,129 @@
+"""Engine: load an engine directory, read pages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..manifest import Manifest
+from .batch import BatchRun
+from .options import Reading
+from .results import ParseResult
+from .session import Mode, Session
+from .text import Detokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from .batch import PageImages
+
+HASHED_ON_LOAD = 64 * 2**20  # files up to this size are hashed at every load; larger ones with verify=True
+
+
+class Engine:
+    """An engine directory, loaded. Reads one batch at a time; calls from several threads wait for each other."""
+
+    def __init__(self, manifest: Manifest, session: Session, tokenizer: Tokenizer) -> None:
+        self.manifest = manifest
+        self.session = session
+        self.tokenizer = tokenizer
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | Path,
+        providers: Sequence[str] = ("cpu",),
+        threads: int | None = None,
+        verify: bool = False,
+    ) -> Engine:
+        """Load `directory`, written by `fastocr-export`.
+
+        providers: the first one that ONNX Runtime has here is used (`cpu`, `cuda`). threads: of one graph call, None
+        lets ONNX Runtime choose. verify: hash the weights too. Raises EngineError with the way to rebuild.
+        """
+        from .onnxruntime_session import OnnxRuntimeSession, choose_provider
+
+        directory = Path(directory)
+        manifest = Manifest.read(directory)
+        manifest.check_files(directory, hash_up_to=None if verify else HASHED_ON_LOAD)
+        provider = choose_provider(providers, manifest.dtype)
+        session = OnnxRuntimeSession(directory, manifest, provider, threads)
+        for graph in ("vision", "dense", "fast"):
+            session.graph(graph)
+        return cls(manifest, session, load_tokenizer(directory / manifest.files["tokenizer"].file))
+
+    def parse(self, page: PageImages, prompt: str | None = None, mode: Mode = "fast", **options) -> ParseResult:
+        """Read one page: a PIL image, a path, or several of them as the images of ONE prompt.
+
+        Options: keep, max_new_tokens, temperature, top_p, seed, resize_to_fit, loop_guard (see Reading).
+        """
+        return self.parse_batch([page], prompt, mode, **options)[0]
+
+    def parse_batch(
+        self, pages: Sequence[PageImages], prompt: str | None = None, mode: Mode = "fast", **options
+    ) -> list[ParseResult]:
+        """Read several pages, each as `parse` does, up to the engine's max_batch of them at a time.
+
+        A page's result does not depend on the pages beside it.
+        """
+        reading = Reading(prompt, mode, **options)
+        size = self.manifest.capacities.max_batch
+        results: list[ParseResult] = []
+        for start in range(0, len(pages), size):
+            with self._lock:
+                run = self._run(pages[start : start + size], reading)
+                for _ in run.steps():
+                    pass
+            results += run.results()
+        return results
+
+    def stream(
+        self,
+        page: PageImages,
+        prompt: str | None = None,
+        mode: Mode = "fast",
+        progress: Callable[[int, int], None] | None = None,
+        **options,
+    ) -> TextStream:
+        """Read one page; iterate the result for pieces of text as they are written. progress: prompt tokens fed."""
+        return TextStream(self._run([page], Reading(prompt, mode, **options), progress), self._lock)
+
+    def _run(self, pages: Sequence[PageImages], reading: Reading, progress=None) -> BatchRun:
+        return BatchRun(self.manifest, self.session, self.tokenizer, pages, reading, progress)
+
+
+class TextStream:
+    """Pieces of text; afterwards `result`. In a loop the last pieces are more than `result.text` keeps."""
+
+    def __init__(self, run: BatchRun, lock: threading.Lock) -> None:
+        self._run = run
+        self._lock = lock
+        self._started = False
+        self._result: ParseResult | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        if self._started:
+            raise RuntimeError("a TextStream is read once; its text is in `result`")
+        self._started = True
+        detokenizer = Detokenizer(self._run.tokenizer)
+        sent = 0
+        with self._lock:
+            for _ in self._run.steps():
+                tokens = self._run.pages[0].token_ids
+                for token in tokens[sent:]:
+                    if piece := detokenizer.push(token):
+                        yield piece
+                sent = max(sent, len(tokens))
+        self._result = self._run.results()[0]
+        if self._result.finish_reason != "loop" and (rest := detokenizer.finish()):
+            yield rest
+
+    @property
+    def result(self) -> ParseResult:
+        """The finished page. RuntimeError where the pieces were not taken to the end."""
+        if self._result is None:
+            raise RuntimeError("take the stream's pieces to the end before its result")
+        return self._result
