@@ -1,0 +1,197 @@
+"""Trace the decoder twice: `dense.onnx` and `fast.onnx`, with the inputs and outputs of docs/architecture.md."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from ..fixation import FixationPolicy
+from ..manifest import DecoderShape
+from . import ops
+from .attention import IMPLEMENTATION, Banks, State, TwoBankCache
+from .bodies import OPSET, functions
+
+STATE_INPUTS = (*ops.STATE, "num_fixations", "fixation_slots")
+
+# Symbolic shapes of the graph's inputs and outputs.
+_SHAPES: dict[str, tuple[str | int, ...]] = {
+    "input_ids": ("batch", "n"),
+    "position_ids": (3, "batch", "n"),
+    "visual_length": ("batch",),
+    "text_length": ("batch",),
+    "visual_valid": ("batch", "n"),
+    "text_valid": ("batch", "n"),
+    "visual_slots": ("visual_rows",),
+    "text_slots": ("text_rows",),
+    "num_fixations": ("batch",),
+    "fixation_slots": ("k",),
+    "active": ("batch",),
+    "next_input_ids": ("batch", 1),
+    "next_position_ids": (3, "batch", 1),
+    "next_text_length": ("batch",),
+    "next_text_valid": ("batch", 1),
+}
+
+
+class DecoderStep(nn.Module):
+    """The traced module. `decoding` makes it fast.onnx (n = 1, layers by the policy), otherwise dense.onnx.
+
+    Submodules are named so that parameter names equal the Hugging Face model's.
+    """
+
+    def __init__(self, language_model: nn.Module, lm_head: nn.Module, policy: FixationPolicy, decoding: bool):
+        super().__init__()
+        self.model = nn.ModuleDict({"language_model": language_model})
+        self.lm_head = lm_head
+        self.policy = policy
+        self.decoding = decoding
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        visual_embeds: Tensor | None,
+        position_ids: Tensor,
+        state: list[Tensor],
+        active: Tensor,
+        fixation: Tensor | None,
+        past: list[list[Tensor]],
+    ):
+        language_model = self.model["language_model"]
+        embeds = language_model.get_input_embeddings()(input_ids.clamp(min=0))
+        if visual_embeds is not None:
+            visual = nn.functional.embedding((-1 - input_ids).clamp(min=0), visual_embeds)
+            embeds = torch.where((input_ids < 0).unsqueeze(-1), visual, embeds)
+        shared = dict(zip(STATE_INPUTS, state, strict=True))
+        banks = [Banks(*layer) for layer in past]
+        call = State(self.policy, self.decoding, banks, **shared, fixation=fixation)
+        hidden = language_model(
+            inputs_embeds=embeds,
+            position_ids=position_ids,
+            cache=TwoBankCache(call),
+            use_cache=True,
+            fastocr_state=call,
+        ).last_hidden_state
+        # Two dimensions, so that the head becomes a Gemm on the weight as it is: a tied embedding is stored once.
+        logits = self.lm_head(hidden[:, -1]).float()
+        next_ids = logits.argmax(-1, keepdim=True)
+        next_position = position_ids[:, :, -1:] + active.view(1, -1, 1)
+        next_text_valid = shared["text_valid"][:, -1:] + active.unsqueeze(-1)
+        present = [list(call.present[i].values()) for i in range(len(past))]
+        next_text_length = shared["text_length"] + active
+        return logits, next_ids, next_position, next_text_length, next_text_valid, call.fixation, present
+
+
+def trace_decoder(
+    language_model: nn.Module,
+    lm_head: nn.Module,
+    shape: DecoderShape,
+    policy: FixationPolicy,
+    *,
+    decoding: bool,
+    visual_slice: bool = True,
+) -> ir.Model:
+    """Trace one decoder graph; weights are not read and may be uninitialised.
+
+    language_model and lm_head: modules of a Hugging Face model, in the export dtype. The result's parameters are
+    initializers under the model's own names and still without values, its attention the functions of `bodies`.
+    """
+    policy.check(shape.num_layers)
+    language_model.config._attn_implementation = IMPLEMENTATION
+    dtype = next(lm_head.parameters()).dtype
+    step = DecoderStep(language_model, lm_head, policy, decoding).eval()
+    args, dynamic = _example(shape, dtype, decoding)
+    inputs, outputs = graph_inputs(shape, decoding), graph_outputs(shape, policy, decoding)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        exported = torch.export.export(step, args, dynamic_shapes=dynamic, strict=False)
+        program = torch.onnx.export(
+            exported,
+            args=(),
+            input_names=inputs,
+            output_names=outputs,
+            opset_version=OPSET,
+            optimize=False,
+            verbose=False,
+            custom_translation_table=ops.TRANSLATION_TABLE,
+        )
+    model = program.model
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.shape = ir.Shape(_symbolic_shape(value.name, shape, decoding))
+    for function in functions(per_kv_head=policy.per_kv_head, visual_slice=visual_slice):
+        body = ir.serde.deserialize_function(function)
+        model.functions[body.identifier()] = body
+    model.graph.opset_imports[ops.DOMAIN] = ops.OPSET_VERSION
+    return model
+
+
+def graph_inputs(shape: DecoderShape, decoding: bool) -> list[str]:
+    """Input names in order."""
+    names = ["input_ids", "position_ids", *STATE_INPUTS, "active"]
+    names = [*names, "fixation"] if decoding else [names[0], "visual_embeds", *names[1:]]
+    return names + [f"past.{i}.{bank}" for i in range(shape.num_layers) for bank in ops.BANKS]
+
+
+def graph_outputs(shape: DecoderShape, policy: FixationPolicy, decoding: bool) -> list[str]:
+    """Output names in order; gathered layers have no present visual banks."""
+    names = ["logits", "next_input_ids", "next_position_ids", "next_text_length", "next_text_valid"]
+    names.append("next_fixation" if decoding else "fixation")
+    for i in range(shape.num_layers):
+        gathered = decoding and policy.kind(i) == "gathered"
+        names += [f"present.{i}.{bank}" for bank in (ops.TEXT if gathered else ops.BANKS)]
+    return names
+
+
+def _symbolic_shape(name: str, shape: DecoderShape, decoding: bool) -> tuple[str | int, ...]:
+    if name.startswith(("past.", "present.")):
+        capacity = "visual_capacity" if "visual" in name else "text_capacity"
+        return ("batch", shape.num_key_value_heads, capacity, shape.head_dim)
+    if name in ("fixation", "next_fixation"):
+        return ("batch", shape.num_key_value_heads, "k")
+    if name == "logits":
+        return ("batch", shape.vocab_size)
+    if name == "visual_embeds":
+        return ("visual_tokens", shape.hidden_size)
+    return tuple(1 if decoding and dim == "n" else dim for dim in _SHAPES[name])
+
+
+def _example(shape: DecoderShape, dtype: torch.dtype, decoding: bool) -> tuple[tuple, tuple]:
+    """Arguments to trace with, and which of their dimensions vary. Sizes differ, so that none is taken for another."""
+    sizes = {"batch": 2, "n": 1 if decoding else 3, "k": 4, "visual_rows": 7, "text_rows": 9, "visual_tokens": 5}
+    sizes |= {"visual_capacity": 21, "text_capacity": 23}
+    dims = {name: Dim.DYNAMIC for name in sizes}
+    if decoding:
+        del dims["n"]
+
+    def make(name: str, kind: torch.dtype = torch.int64) -> tuple[Tensor, dict]:
+        symbolic = _symbolic_shape(name, shape, False)
+        tensor = torch.zeros([sizes.get(dim, dim) for dim in symbolic], dtype=kind)
+        return tensor, {axis: dims[dim] for axis, dim in enumerate(symbolic) if dim in dims}
+
+    def layer(i: int) -> list[tuple[Tensor, dict]]:
+        return [make(f"past.{i}.{bank}", dtype) for bank in ops.BANKS]
+
+    nothing = (None, None)
+    tree = (
+        make("input_ids"),
+        nothing if decoding else make("visual_embeds", dtype),
+        make("position_ids"),
+        [make(name) for name in STATE_INPUTS],
+        make("active"),
+        make("fixation") if decoding else nothing,
+        [layer(i) for i in range(shape.num_layers)],
+    )
+    return _part(tree, 0), _part(tree, 1)
+
+
+def _part(tree, which: int):
+    if isinstance(tree, list):
+        return [_part(branch, which) for branch in tree]
+    if isinstance(tree[0], (tuple, list)):
+        return tuple(_part(branch, which) for branch in tree)
+    return tree[which]
