@@ -1,0 +1,213 @@
+"""The commands' shared look: one way to parse options, to report, to end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from .. import __version__
+from ..errors import FastOCRError, MissingDependencyError
+from ..fixation import check_keep
+
+EXIT_OK = 0
+EXIT_PARTIAL = 1
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+
+EXIT_CODES = """\
+exit codes:
+  0    done
+  1    a page failed, or a check went beyond its tolerance; the rest was delivered
+  2    nothing could be done: wrong options, unreadable input, unusable engine
+  130  stopped by Ctrl-C; finished pages are kept
+"""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Paragraphs as written, and every default shown once."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        shown = action.default not in (None, False, argparse.SUPPRESS, []) and action.option_strings
+        return f"{text} (default: %(default)s)" if text and shown and "default" not in text else text
+
+
+def make_parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser with the options that every command has: --version, --debug, --help with examples and exit codes."""
+    parser = argparse.ArgumentParser(
+        prog=name,
+        description=description,
+        epilog=f"examples:\n{examples.rstrip()}\n\n{EXIT_CODES}",
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def run(
+    parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
+) -> int:
+    """Parse argv and run `command`; its exit code, or that of the error it raised. Only --help and bad options exit."""
+    options = parser.parse_args(argv)
+    try:
+        code = command(options)
+        sys.stdout.flush()
+        return code
+    except FastOCRError as error:
+        return _report(str(error), options.debug, EXIT_MISTAKE)
+    except KeyboardInterrupt:
+        return _report("stopped by Ctrl-C", options.debug, EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader went away (`| head`): nobody is left to tell. A later flush at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PARTIAL
+    except (OSError, MemoryError) as error:
+        return _report(_system_error(error), options.debug, EXIT_MISTAKE)
+    except Exception as error:
+        kind = type(error).__name__
+        return _report(
+            f"this is a defect of fastocr-trt ({kind}: {error}); run again with --debug and report it",
+            options.debug,
+            EXIT_MISTAKE,
+        )
+
+
+def _report(text: str, debug: bool, code: int) -> int:
+    if debug:
+        traceback.print_exc()
+    complain(text)
+    return code
+
+
+def _system_error(error: OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        return "out of memory; use smaller pages (--max-pixels), a smaller --batch or an engine of smaller capacity"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
+def warn(text: str) -> None:
+    """One line of warning on stderr."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def complain(text: str) -> None:
+    """One line of error on stderr, where the command goes on."""
+    print(f"error: {text}", file=sys.stderr)
+
+
+def stderr_console() -> Console:
+    """Where progress and summaries go; colours and moving bars only on a terminal."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def import_exporter() -> Callable:
+    """`export_engine`, or MissingDependencyError that names the extra `export`."""
+    try:
+        from ..export.engine_directory import export_engine
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fastocr_trt"):
+            raise
+        raise MissingDependencyError(
+            f"exporting a model needs {error.name}, which is not installed; "
+            "install the extra: pip install 'fastocr-trt[export]'"
+        ) from None
+    return export_engine
+
+
+# -- types of options: argparse shows their ArgumentTypeError as one line and exits with 2 --
+
+
+def keep(text: str) -> float:
+    """A share from 0 to 1."""
+    try:
+        return check_keep(float(text))
+    except (ValueError, FastOCRError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a share of the visual tokens from 0 to 1 (5% is 0.05)"
+        ) from None
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """A whole number of at least `lowest`."""
+
+    def whole_number(text: str) -> int:
+        try:
+            value = int(text.replace("_", ""))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f"{value} is too small; it must be at least {lowest}")
+        return value
+
+    return whole_number
+
+
+def real(lowest: float, highest: float) -> Callable[[str], float]:
+    """A number from `lowest` to `highest`."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not lowest <= value <= highest:
+            raise argparse.ArgumentTypeError(f"{text} lies outside {lowest:g} to {highest:g}")
+        return value
+
+    return number
+
+
+def layer_list(text: str) -> tuple[int, ...]:
+    """Layer numbers with commas between: 2,5."""
+    try:
+        layers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of layer numbers, for example 2,5") from None
+    if any(layer < 0 for layer in layers) or len(set(layers)) != len(layers):
+        raise argparse.ArgumentTypeError(f"{text!r}: layers are numbered from 0 and each is named once")
+    return layers
+
+
+def page_list(text: str) -> tuple[int, ...]:
+    """Page numbers from 1: 1-3,7 is 1, 2, 3, 7."""
+    pages: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of pages, for example 1-3,7")
+        low, high = int(first), int(last or first)
+        if low < 1 or high < low or high - low > 100_000:
+            raise argparse.ArgumentTypeError(f"{part.strip()!r}: pages are numbered from 1, and a range goes upwards")
+        pages.update(range(low, high + 1))
+    return tuple(sorted(pages))
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: 9.4 MB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration for people: 0.8 s, 12 s, 3 min 5 s."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def directory_size(directory: Path) -> int:
+    """Bytes of all files in `directory`."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

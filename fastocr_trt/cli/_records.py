@@ -1,0 +1,107 @@
+"""What fastocr-parse delivers: one record a page, a summary at the end. docs/json_output.md describes the fields."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..runtime.results import ParseResult
+
+SCHEMA = "fastocr-parse/1"
+
+
+@dataclass(frozen=True)
+class PageRecord:
+    """One page as the JSON output has it. `page` counts from 1; a page that failed has `error` and no more."""
+
+    source: str
+    page: int
+    text: str | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    resized_to_fit: bool | None = None
+    visual_tokens: int | None = None
+    mean_visual_reads: float | None = None
+    tokens: int | None = None
+    timings: dict[str, float] | None = None
+
+    @classmethod
+    def of(cls, source: str, page: int, result: ParseResult) -> PageRecord:
+        timings = {**asdict(result.timings), "decode_tokens_per_second": result.timings.decode_tokens_per_second}
+        return cls(
+            source=source,
+            page=page,
+            text=result.text,
+            finish_reason=result.finish_reason,
+            resized_to_fit=result.resized_to_fit,
+            visual_tokens=result.visual_tokens,
+            mean_visual_reads=round(result.mean_visual_reads, 6),
+            tokens=len(result.token_ids),
+            timings={name: round(value, 6) for name, value in timings.items()},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Summary:
+    """Running totals over the pages delivered so far; nothing of a page's text is held."""
+
+    pages: int = 0
+    failed: int = 0
+    tokens: int = 0
+    visual_tokens: int = 0
+    decode_steps: float = 0
+    decode_seconds: float = 0.0
+    reads: float = 0.0
+    finish_reasons: Counter = field(default_factory=Counter)
+
+    def add(self, record: PageRecord, share: int = 1) -> None:
+        """Count a page; `share` is the number of pages read together with it, whose decode time is one."""
+        if record.error is not None:
+            self.failed += 1
+            return
+        self.pages += 1
+        self.tokens += record.tokens
+        self.visual_tokens += record.visual_tokens
+        self.decode_steps += max(record.tokens - 1, 0)
+        self.decode_seconds += record.timings["decode"] / share
+        self.reads += record.mean_visual_reads
+        self.finish_reasons[record.finish_reason] += 1
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens written a second of decoding, all pages of a batch together; preprocessing and prefill not counted."""
+        return self.decode_steps / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def mean_visual_reads(self) -> float:
+        """Mean over the pages read."""
+        return self.reads / self.pages if self.pages else 0.0
+
+    def to_dict(self, complete: bool) -> dict[str, Any]:
+        return {
+            "complete": complete,
+            "pages": self.pages,
+            "failed": self.failed,
+            "tokens": self.tokens,
+            "tokens_per_second": round(self.tokens_per_second, 3),
+            "visual_tokens": self.visual_tokens,
+            "mean_visual_reads": round(self.mean_visual_reads, 6),
+            "finish_reasons": dict(self.finish_reasons),
+        }
+
+    def line(self, elapsed: str) -> str:
+        """The summary for people."""
+        ends = ", ".join(f"{count} {reason}" for reason, count in sorted(self.finish_reasons.items()))
+        failed = f", {self.failed} failed" if self.failed else ""
+        if not self.pages:
+            return f"0 pages{failed} in {elapsed}"
+        return (
+            f"{self.pages} page{'s' * (self.pages != 1)}{failed} in {elapsed}: {self.tokens} tokens, "
+            f"{self.tokens_per_second:.1f} tokens/s, {self.visual_tokens} visual tokens, "
+            f"a step read {self.mean_visual_reads:.1%} of them; finished by {ends}"
+        )

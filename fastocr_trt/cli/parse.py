@@ -1,0 +1,257 @@
+"""fastocr-parse: pages in, text out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .. import __version__
+from ..errors import FastOCRError, PageError
+from . import _common as common
+from ._engines import load_engine
+from ._output import TextWriter, Writer, make_writer
+from ._records import PageRecord, Summary
+
+if TYPE_CHECKING:
+    from ..runtime import Engine
+    from ..runtime.documents import Page
+
+DESCRIPTION = """\
+Read pages with an exported engine. INPUT is an image (PNG, JPEG, TIFF, WebP and what else Pillow opens), a PDF, or a
+folder of them. Text goes to standard output as it is written; everything else goes to standard error.
+"""
+EXAMPLES = """\
+  fastocr-parse page.png
+  fastocr-parse scan.pdf --pages 1-3,7 --dpi 150 -o scan.txt
+  fastocr-parse scans/ --format json -o texts/ --engine engines/qwen
+  fastocr-parse page.png --mode dense
+"""
+
+
+class Reader:
+    """Reads pages with one engine and hands each record on as soon as it is there."""
+
+    def __init__(self, engine: Engine, options: argparse.Namespace, writer: Writer):
+        self.engine = engine
+        self.writer = writer
+        self.summary = Summary()
+        self.reading = {
+            name: getattr(options, name)
+            for name in ("prompt", "mode", "keep", "max_new_tokens", "temperature", "top_p", "seed", "resize_to_fit")
+        }
+
+    def read(self, pages: Iterator[Page], batch: int, advance: Callable[[int], None]) -> None:
+        """Every page, `batch` at a time; `advance(n)` is called after each n pages."""
+        group: list[Page] = []
+        for page in pages:
+            group.append(page)
+            if len(group) == batch:
+                self._group(group)
+                advance(len(group))
+                group = []
+        if group:
+            self._group(group)
+            advance(len(group))
+
+    def _group(self, group: list[Page]) -> None:
+        good = [page for page in group if page.error is None]
+        results: list[Any] = []
+        if len(good) > 1:
+            try:
+                results = self.engine.parse_batch([page.image for page in good], **self.reading)
+            except PageError:
+                results = []  # one of them does not fit: read them one by one, so that the others are delivered
+        share = len(results) or 1
+        together = iter(results)
+        for page in group:
+            if page.error is not None:
+                self._fail(page, str(page.error))
+            elif results:
+                self._deliver(page, next(together), share)
+            else:
+                self._alone(page)
+
+    def _alone(self, page: Page) -> None:
+        try:
+            if isinstance(self.writer, TextWriter) and self.writer.file.isatty():
+                result = self._stream(page, self.writer)
+                self._count(PageRecord.of(page.source, page.index + 1, result), 1)
+            else:
+                self._deliver(page, self.engine.parse(page.image, **self.reading), 1)
+        except PageError as error:
+            self._fail(page, str(error))
+
+    def _stream(self, page: Page, writer: TextWriter):
+        """The page's text to the terminal while it is written."""
+        stream = self.engine.stream(page.image, **self.reading)
+        started = False
+        try:
+            for piece in stream:
+                if not started:
+                    writer.start()
+                    started = True
+                writer.piece(piece)
+        finally:
+            if started:
+                writer.piece("\n")
+        return stream.result
+
+    def _deliver(self, page: Page, result, share: int) -> None:
+        record = PageRecord.of(page.source, page.index + 1, result)
+        self.writer.page(record)
+        self._count(record, share)
+
+    def _count(self, record: PageRecord, share: int) -> None:
+        self.summary.add(record, share)
+        where = f"{record.source} page {record.page}"
+        if record.finish_reason == "length":
+            common.warn(f"{where}: cut off after {record.tokens} tokens; raise --max-new-tokens or the engine's limit")
+        elif record.finish_reason == "loop":
+            common.warn(f"{where}: the model repeated itself; the text is kept up to the end of the loop's first turn")
+        if record.resized_to_fit:
+            common.warn(
+                f"{where}: made smaller to fit the engine's {self.engine.manifest.capacities.max_visual_tokens} visual "
+                "tokens; export with a larger --max-visual-tokens to read it whole, or refuse with --no-resize"
+            )
+
+    def _fail(self, page: Page, error: str) -> None:
+        record = PageRecord(page.source, page.index + 1, error=error)
+        self.writer.page(record)
+        self.summary.add(record)
+        common.complain(error if page.source in error else f"{page.source} page {page.index + 1}: {error}")
+
+
+def head(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
+    """What the JSON output says before its pages."""
+    manifest = engine.manifest
+    return {
+        "fastocr_version": __version__,
+        "engine": {
+            "family": manifest.model.get("family"),
+            "source": manifest.model.get("source"),
+            "dtype": manifest.dtype,
+            "weights": manifest.weights,
+            "max_visual_tokens": manifest.capacities.max_visual_tokens,
+        },
+        "options": {
+            "mode": options.mode,
+            "keep": manifest.policy.keep if options.keep is None else options.keep,
+            "prompt": manifest.prompt.default if options.prompt is None else options.prompt,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "seed": options.seed,
+        },
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = common.make_parser("fastocr-parse", DESCRIPTION, EXAMPLES)
+    parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="image, PDF or folder")
+    parser.add_argument(
+        "--engine",
+        type=Path,
+        metavar="DIR",
+        help="directory that fastocr-export wrote (default: ./engines/demo, else the demo, exported on first use)",
+    )
+
+    reading = parser.add_argument_group("reading")
+    reading.add_argument("--prompt", metavar="TEXT", help="what to ask of the page (default: the engine's prompt)")
+    reading.add_argument(
+        "--mode", choices=("fast", "dense"), default="fast", help="dense reads the whole page at every step"
+    )
+    reading.add_argument(
+        "--keep", type=common.keep, metavar="SHARE", help="share of the page in a fixation (default: the engine's)"
+    )
+    reading.add_argument(
+        "--max-new-tokens", type=common.at_least(1), metavar="N", help="per page (default: the engine's room)"
+    )
+    reading.add_argument("--temperature", type=common.real(0, 100), default=0.0, metavar="T", help="0 is greedy")
+    reading.add_argument("--top-p", type=common.real(0, 1), default=1.0, metavar="P", help="nucleus for sampling")
+    reading.add_argument("--seed", type=common.at_least(0), default=0, metavar="N", help="of sampling")
+
+    pages = parser.add_argument_group("pages")
+    pages.add_argument("--pages", type=common.page_list, metavar="LIST", help="for example 1-3,7 (default: all)")
+    pages.add_argument("--dpi", type=common.real(1, 2400), default=200, metavar="N", help="at which a PDF is drawn")
+    pages.add_argument(
+        "--max-pixels", type=common.at_least(1), metavar="N", help="refuse larger images (default: 178956970)"
+    )
+    pages.add_argument(
+        "--no-resize",
+        dest="resize_to_fit",
+        action="store_false",
+        help="refuse a page that exceeds the engine's visual tokens instead of making it smaller",
+    )
+
+    output = parser.add_argument_group("output")
+    output.add_argument("--format", choices=("text", "json"), default="text", help="docs/json_output.md has the fields")
+    output.add_argument(
+        "-o", "--output", metavar="FILE|DIR/", help="a file, or a folder with a file per input (default: stdout)"
+    )
+    output.add_argument("--quiet", action="store_true", help="no progress and no summary; warnings and errors stay")
+
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--batch", type=common.at_least(1), default=1, metavar="N", help="pages read at once")
+    machine.add_argument("--threads", type=common.at_least(1), metavar="N", help="of one graph (default: all cores)")
+    machine.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime")
+    return parser
+
+
+def _command(options: argparse.Namespace) -> int:
+    from ..runtime.documents import count_pages, iter_pages
+
+    started = time.perf_counter()
+    limits = {} if options.max_pixels is None else {"max_pixels": options.max_pixels}
+    total = count_pages(options.inputs, options.pages)
+    pages = iter_pages(options.inputs, pages=options.pages, dpi=options.dpi, **limits)
+    engine = load_engine(options.engine, options.provider, options.threads)
+    if options.batch > (room := engine.manifest.capacities.max_batch):
+        raise FastOCRError(f"--batch {options.batch} exceeds this engine's {room}; export it with --max-batch")
+    writer = make_writer(options.output, options.format, head(engine, options))
+    reader = Reader(engine, options, writer)
+    console = common.stderr_console()
+    complete = False
+    try:
+        # A bar and streamed text would overwrite each other on one terminal.
+        shown = not options.quiet and (options.output is not None or not sys.stdout.isatty())
+        with page_progress(console, total, shown) as advance:
+            reader.read(pages, options.batch, advance)
+        complete = True
+    finally:
+        writer.close(reader.summary, complete)
+        if not options.quiet:
+            elapsed = common.seconds_text(time.perf_counter() - started)
+            console.print(reader.summary.line(elapsed), markup=False)
+    if reader.summary.failed:
+        return common.EXIT_PARTIAL if reader.summary.pages else common.EXIT_MISTAKE
+    return common.EXIT_OK
+
+
+@contextmanager
+def page_progress(console: Console, total: int | None, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar over the pages on a terminal, nothing elsewhere; yields `advance`. total: None where it is not known."""
+    bar = Progress(
+        TextColumn("pages"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+    )
+    task = bar.add_task("pages", total=total)
+    with bar:
+        yield lambda count: bar.advance(task, count)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run fastocr-parse with `argv` (default: the process's); its exit code."""
+    return common.run(_parser(), _command, argv)
