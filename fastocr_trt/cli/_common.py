@@ -177,20 +177,6 @@ def layer_list(text: str) -> tuple[int, ...]:
     return layers
 
 
-def page_list(text: str) -> tuple[int, ...]:
-    """Page numbers from 1: 1-3,7 is 1, 2, 3, 7."""
-    pages: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of pages, for example 1-3,7")
-        low, high = int(first), int(last or first)
-        if low < 1 or high < low or high - low > 100_000:
-            raise argparse.ArgumentTypeError(f"{part.strip()!r}: pages are numbered from 1, and a range goes upwards")
-        pages.update(range(low, high + 1))
-    return tuple(sorted(pages))
-
-
 def size_text(size: int) -> str:
     """Bytes for people: 9.4 MB."""
     value = float(size)

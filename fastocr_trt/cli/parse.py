@@ -72,6 +72,8 @@ class Reader:
         share = len(results) or 1
         together = iter(results)
         for page in group:
+            for note in page.notes:
+                common.warn(note)
             if page.error is not None:
                 self._fail(page, str(page.error))
             elif results:
@@ -83,7 +85,7 @@ class Reader:
         try:
             if isinstance(self.writer, TextWriter) and self.writer.file.isatty():
                 result = self._stream(page, self.writer)
-                self._count(PageRecord.of(page.source, page.index + 1, result), 1)
+                self._count(page.name, PageRecord.of(str(page.source), page.index, result), 1)
             else:
                 self._deliver(page, self.engine.parse(page.image, **self.reading), 1)
         except PageError as error:
@@ -105,13 +107,12 @@ class Reader:
         return stream.result
 
     def _deliver(self, page: Page, result, share: int) -> None:
-        record = PageRecord.of(page.source, page.index + 1, result)
+        record = PageRecord.of(str(page.source), page.index, result)
         self.writer.page(record)
-        self._count(record, share)
+        self._count(page.name, record, share)
 
-    def _count(self, record: PageRecord, share: int) -> None:
+    def _count(self, where: str, record: PageRecord, share: int) -> None:
         self.summary.add(record, share)
-        where = f"{record.source} page {record.page}"
         if record.finish_reason == "length":
             common.warn(f"{where}: cut off after {record.tokens} tokens; raise --max-new-tokens or the engine's limit")
         elif record.finish_reason == "loop":
@@ -123,10 +124,10 @@ class Reader:
             )
 
     def _fail(self, page: Page, error: str) -> None:
-        record = PageRecord(page.source, page.index + 1, error=error)
+        record = PageRecord(str(page.source), page.index, error=error)
         self.writer.page(record)
         self.summary.add(record)
-        common.complain(error if page.source in error else f"{page.source} page {page.index + 1}: {error}")
+        common.complain(error if str(page.source) in error else f"{page.name}: {error}")
 
 
 def head(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
@@ -178,8 +179,8 @@ def _parser() -> argparse.ArgumentParser:
     reading.add_argument("--seed", type=common.at_least(0), default=0, metavar="N", help="of sampling")
 
     pages = parser.add_argument_group("pages")
-    pages.add_argument("--pages", type=common.page_list, metavar="LIST", help="for example 1-3,7 (default: all)")
-    pages.add_argument("--dpi", type=common.real(1, 2400), default=200, metavar="N", help="at which a PDF is drawn")
+    pages.add_argument("--pages", metavar="LIST", help="of each file, for example 1-3,7 or 5- (default: all)")
+    pages.add_argument("--dpi", type=float, default=200, metavar="N", help="at which a PDF is drawn")
     pages.add_argument(
         "--max-pixels", type=common.at_least(1), metavar="N", help="refuse larger images (default: 178956970)"
     )
