@@ -64,18 +64,18 @@ class LoopGuard:
     ):
         self._decode, self._thresholds = decode, thresholds
         longest = thresholds.max_period
-        self._periods = np.arange(longest, 0, -1)  # in the order of the history: the oldest token first
-        self._history = np.full(longest * 4, -1, np.int64)  # ids are never below 0
+        self._periods = np.arange(longest, 0, -1, dtype=np.int32)  # in the order of the history: the oldest token first
+        self._history = np.full(longest * 4, -1, np.int32)  # ids are never below 0
         self._end = longest
         self._count = 0
-        self._matches = np.zeros(longest, np.int64)  # how long each period has held, less its first turn
-        self._first_check = thresholds.word_run(self._periods) - self._periods
+        self._matches = np.zeros(longest, np.int32)  # how long each period has held, less its first turn
+        self._first_check = (thresholds.word_run(self._periods) - self._periods).astype(np.int32)
         self._check = self._first_check.copy()
+        self._postponed = False  # whether _check differs from _first_check anywhere
 
     def push(self, token_id: int) -> int | None:
         """None, or how many of the tokens pushed so far to keep: up to the end of the loop's first turn."""
-        longest = len(self._periods)
-        match = self._history[self._end - longest : self._end] == token_id
+        match = self._history[self._end - len(self._periods) : self._end] == token_id
         self._append(token_id)
         self._matches += 1
         self._matches *= match
@@ -86,18 +86,16 @@ class LoopGuard:
             needed = self._needed(period)
             if run >= needed:
                 return self._count - run + period
-            self._check[place] = needed - period
-            due[place] = False
-        self._check[~match] = self._first_check[~match]
+            self._check[place], due[place] = needed - period, False
+            self._postponed = True
+        if self._postponed:
+            np.copyto(self._check, self._first_check, where=~match)
+            self._postponed = bool((self._check != self._first_check).any())
         return None
 
     def _needed(self, period: int) -> int:
         turn = self._history[self._end - period : self._end].tolist()
-        if self._decode is None:
-            different = len(set(turn)) - 1
-        else:
-            # Twice, since a turn may start within a word; the halves at both ends are then one whole in the middle.
-            different = len(set(_WORD.findall(self._decode(turn + turn))))
+        different = len(set(turn)) - 1 if self._decode is None else _different_words(self._decode(turn * 3))
         if different >= self._thresholds.different_words:
             return int(self._thresholds.word_run(np.int64(period)))
         return self._thresholds.filler_run(period)
@@ -110,3 +108,9 @@ class LoopGuard:
         self._history[self._end] = token_id
         self._end += 1
         self._count += 1
+
+
+def _different_words(three_turns: str) -> int:
+    """Of a turn three times over: it may start within a word, so what touches either end is half a word."""
+    inner = [m for m in _WORD.finditer(three_turns) if m.start() > 0 and m.end() < len(three_turns)]
+    return len({m.group() for m in inner})

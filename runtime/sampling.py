@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,62 +12,47 @@ from ..errors import EngineError, FastOCRError
 _HEAD = 256  # candidates looked at before the whole vocabulary is sorted
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """temperature 0 is greedy; top_p draws from the fewest likeliest tokens whose mass reaches it.
-
-    seed: the same seed, page and logits give the same text. Raises FastOCRError for values out of range.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
-            raise FastOCRError(f"temperature is {self.temperature!r}; it must be a number of at least 0 (0 is greedy)")
-        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
-            raise FastOCRError(f"top_p is {self.top_p!r}; it must be above 0 and at most 1 (1 keeps every token)")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise FastOCRError(f"seed is {self.seed!r}; it must be a whole number of at least 0")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-
 class Sampler:
     """Chooses a token for each page of a batch; each page draws by itself, whatever else is in the batch.
 
-    first_page: number of the batch's first page in the job, so that a page's draws do not depend on batching.
+    temperature 0 is greedy; top_p draws from the fewest likeliest tokens whose mass reaches it. The same seed, page
+    and logits give the same text. first_page: number of the batch's first page in the job, so that a page's draws
+    do not depend on how pages are batched. Raises FastOCRError for values out of range.
     """
 
-    def __init__(self, sampling: Sampling, batch: int = 1, first_page: int = 0):
-        self._sampling = sampling
-        self._generators = [np.random.default_rng((sampling.seed, first_page + b)) for b in range(batch)]
+    def __init__(self, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0, first_page: int = 0):
+        if not _is_number(temperature) or not 0 <= temperature < math.inf:
+            raise FastOCRError(f"temperature is {temperature!r}; it must be a number of at least 0 (0 is greedy)")
+        if not _is_number(top_p) or not 0 < top_p <= 1:
+            raise FastOCRError(f"top_p is {top_p!r}; it must be above 0 and at most 1 (1 keeps every token)")
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise FastOCRError(f"seed is {seed!r}; it must be a whole number of at least 0")
+        self.greedy = temperature == 0
+        self._temperature, self._top_p, self._seed, self._first_page = temperature, top_p, seed, first_page
+        self._generators: list[np.random.Generator] = []
 
     def sample(self, logits: NDArray[np.floating]) -> NDArray[np.int64]:
-        """logits [B,vocab_size] to token ids [B] int64; ties go to the lower id where greedy.
+        """logits [B,vocab_size], the same B at each call, to token ids [B] int64; a greedy tie goes to the lower id.
 
         Raises EngineError where a page's logits are not numbers.
         """
-        if len(logits) != len(self._generators):
-            raise ValueError(f"logits of {len(logits)} pages for a batch of {len(self._generators)}")
         bad = np.isnan(logits).any(1) | ~(logits.max(1) < np.inf)
         if bad.any():
             raise EngineError(
                 f"the model gave logits that are not numbers for page {int(bad.argmax()) + 1} of the batch: "
                 "export the engine with --dtype fp32 or bf16"
             )
-        if self._sampling.greedy:
+        if self.greedy:
             return logits.argmax(1).astype(np.int64)
+        if not self._generators:
+            self._generators = [np.random.default_rng((self._seed, self._first_page + b)) for b in range(len(logits))]
         return np.array([self._draw(*pair) for pair in zip(self._generators, logits, strict=True)], np.int64)
 
     def _draw(self, generator: np.random.Generator, logits: NDArray[np.floating]) -> int:
         scaled = logits.astype(np.float64)
-        weights = np.exp((scaled - scaled.max()) / self._sampling.temperature)
+        weights = np.exp((scaled - scaled.max()) / self._temperature)
         weights /= weights.sum()
-        ids = _nucleus(weights, self._sampling.top_p) if self._sampling.top_p < 1 else None
+        ids = _nucleus(weights, self._top_p) if self._top_p < 1 else None
         cumulative = np.cumsum(weights if ids is None else weights[ids])
         place = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
         return place if ids is None else int(ids[place])
