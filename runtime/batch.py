@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 class BatchRun:
     """`steps` reads the batch, `results` is what it read. Between two steps `pages` may be looked at.
 
-    progress(done, total) is called in prompt tokens during prefill.
+    progress(done, total) is called in prompt tokens during prefill. first_page: number of the batch's first page in the
+    caller's job, which sampling draws by.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class BatchRun:
         images: Sequence[PageImages],
         reading: Reading,
         progress: Callable[[int, int], None] | None = None,
+        first_page: int = 0,
     ) -> None:
         self.manifest = manifest
         self.session = session
@@ -52,16 +54,17 @@ class BatchRun:
         self.pages: list[PageState] = []
         self._images = images
         self._progress = progress
+        self._first_page = first_page
         self._watch = Stopwatch()
 
     def steps(self) -> Iterator[int]:
         """Read the batch; yields the number of decode steps so far after every token."""
         manifest, session, reading, watch = self.manifest, self.session, self.reading, self._watch
-        sampler = Sampler(reading.temperature, reading.top_p, reading.seed)
+        sampler = Sampler(reading.temperature, reading.top_p, reading.seed, self._first_page)
         watch.start()
         self._prepared = [prepare_images(manifest, page, reading) for page in self._images]
         prompts = [tokenize(manifest, self.tokenizer, images, reading.prompt) for images in self._prepared]
-        self.pages = [PageState(_limit(manifest, p, reading), guard=_guard(reading)) for p in prompts]
+        self.pages = [PageState(_limit(manifest, p, reading), guard=self._guard()) for p in prompts]
         self.visual_tokens = [sum(i.visual_tokens for i in images) for images in self._prepared]
         watch.mark("preprocess")
         embeds = [_encode(session, manifest, image) for images in self._prepared for image in images]
@@ -78,6 +81,9 @@ class BatchRun:
             self._decode_steps = steps
             watch.mark("decode")
             yield steps
+
+    def _guard(self) -> LoopGuard | None:
+        return LoopGuard(self.tokenizer.decode) if self.reading.loop_guard else None
 
     def results(self) -> list[ParseResult]:
         timings = self._watch.timings(self._decode_steps)
@@ -163,7 +169,3 @@ def _limit(manifest: Manifest, prompt: PromptTokens, reading: Reading) -> int:
     """Tokens that may be written: what the text bank has left, or less where the caller said so."""
     room = manifest.capacities.max_text_tokens - _text_rows(prompt)
     return min(room, reading.max_new_tokens or room)
-
-
-def _guard(reading: Reading) -> LoopGuard | None:
-    return LoopGuard() if reading.loop_guard else None

@@ -74,7 +74,7 @@ class Engine:
         results: list[ParseResult] = []
         for start in range(0, len(pages), size):
             with self._lock:
-                run = self._run(pages[start : start + size], reading)
+                run = self._run(pages[start : start + size], reading, first_page=start)
                 for _ in run.steps():
                     pass
             results += run.results()
@@ -89,10 +89,10 @@ class Engine:
         **options,
     ) -> TextStream:
         """Read one page; iterate the result for pieces of text as they are written. progress: prompt tokens fed."""
-        return TextStream(self._run([page], Reading(prompt, mode, **options), progress), self._lock)
+        return TextStream(self._run([page], Reading(prompt, mode, **options), progress=progress), self._lock)
 
-    def _run(self, pages: Sequence[PageImages], reading: Reading, progress=None) -> BatchRun:
-        return BatchRun(self.manifest, self.session, self.tokenizer, pages, reading, progress)
+    def _run(self, pages: Sequence[PageImages], reading: Reading, **more) -> BatchRun:
+        return BatchRun(self.manifest, self.session, self.tokenizer, pages, reading, **more)
 
 
 class TextStream:
