@@ -1,0 +1,141 @@
+"""Time and peak memory of the vision graph in ONNX Runtime against transformers with sdpa, same page and threads.
+
+Two towers: the demo's, and a random one of the Qwen2.5-VL-3B shape (hidden 1280, 16 heads) cut to a few blocks, of
+which the last attends to the whole page. Runs alternate; the median is shown. Memory is what one page adds to a
+process of its own that has already read a small page, so that weights do not count.
+
+    python benchmarks/vision_speed.py --tokens 1024 4096 --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import onnxruntime as ort
+import torch
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from fastocr_trt.export.vision import trace_vision
+from fastocr_trt.manifest import VisionShape
+from fastocr_trt.runtime.vision_layout import vision_layout
+
+DEMO = Path(__file__).parents[1] / "fastocr_trt" / "demo"
+
+
+def load_model(name: str, blocks: int) -> Qwen2_5_VLForConditionalGeneration:
+    if name == "demo":
+        return Qwen2_5_VLForConditionalGeneration.from_pretrained(DEMO, dtype=torch.float32).eval()
+    vision = dict(depth=blocks, hidden_size=1280, intermediate_size=3420, num_heads=16, out_hidden_size=2048)
+    vision |= dict(fullatt_block_indexes=[blocks - 1], window_size=112)
+    text = dict(hidden_size=2048, num_hidden_layers=1, intermediate_size=64, vocab_size=8)
+    text |= dict(num_attention_heads=16, num_key_value_heads=2)
+    text |= dict(rope_parameters=dict(rope_type="default", rope_theta=1e6, mrope_section=[16, 24, 24]))
+    torch.manual_seed(0)
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(vision_config=vision, text_config=text)).eval()
+
+
+def ours(model, threads: int):
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vision.onnx"
+        onnx_ir.save(trace_vision(model), path, external_data="weights.bin")
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    config = model.config.vision_config
+    shape = VisionShape(
+        config.patch_size,
+        config.spatial_merge_size,
+        config.temporal_patch_size,
+        config.in_channels,
+        config.window_size,
+    )
+
+    def run(pixels: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+        return session.run(None, {"pixel_values": pixels, **vision_layout(*grid, shape)._asdict()})[0]
+
+    return run
+
+
+def theirs(model, threads: int):
+    torch.set_num_threads(threads)
+    model.set_attn_implementation("sdpa")
+
+    def run(pixels: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+        with torch.inference_mode():
+            return model.model.visual(torch.from_numpy(pixels), torch.tensor([[1, *grid]])).pooler_output.numpy()
+
+    return run
+
+
+RUNNERS = {"fastocr": ours, "transformers": theirs}
+
+
+def page(tokens: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """A page of about `tokens` visual tokens, a little taller than wide; not a multiple of the windows."""
+    columns = int((tokens / 1.3) ** 0.5)
+    grid = (2 * (tokens // columns), 2 * columns)
+    pixels = np.random.default_rng(0).standard_normal((grid[0] * grid[1], 3 * 2 * 14 * 14), np.float32)
+    return pixels, grid
+
+
+def added_memory(runner: str, name: str, tokens: int, args) -> float:
+    """MiB that one page adds, measured in a process of its own."""
+    command = [sys.executable, __file__, "--memory-of", runner, "--models", name, "--tokens", str(tokens)]
+    command += ["--threads", str(args.threads), "--blocks", str(args.blocks)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def report_memory(args) -> None:
+    run = RUNNERS[args.memory_of](load_model(args.models[0], args.blocks), args.threads)
+    pixels, grid = page(args.tokens[0])
+    run(*page(16))
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    run(pixels, grid)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident) / 2**20)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=["demo", "3b"], default=["demo", "3b"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 4096], help="visual tokens of the page")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--blocks", type=int, default=2, help="blocks of the 3B-shaped tower; the last is full")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--memory-of", choices=list(RUNNERS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory_of:
+        report_memory(args)
+        return
+    print(f"| tower | visual tokens | fastocr s | transformers s | ratio | {' | '.join(f'{r} MiB' for r in RUNNERS)} |")
+    print("|---|---|---|---|---|---|---|")
+    for name in args.models:
+        model = load_model(name, args.blocks)
+        runners = {runner: make(model, args.threads) for runner, make in RUNNERS.items()}
+        for tokens in args.tokens:
+            pixels, grid = page(tokens)
+            times: dict[str, list[float]] = {runner: [] for runner in RUNNERS}
+            for _ in range(args.repeats):
+                for runner, run in runners.items():
+                    start = time.perf_counter()
+                    run(pixels, grid)
+                    times[runner].append(time.perf_counter() - start)
+            median = {runner: statistics.median(t) for runner, t in times.items()}
+            memory = [f"{added_memory(runner, name, tokens, args):.0f}" for runner in RUNNERS]
+            ratio = median["fastocr"] / median["transformers"]
+            seconds = f"{median['fastocr']:.3f} | {median['transformers']:.3f}"
+            print(f"| {name} | {grid[0] * grid[1] // 4} | {seconds} | {ratio:.2f} | {' | '.join(memory)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
