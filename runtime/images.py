@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +53,7 @@ class ImageDocument:
         name = str(self._path) if self.count == 1 else f"{self._path}, page {index + 1}"
         try:
             with _quiet():
-                if self.count > 1:
+                if self._image.format == "TIFF":
                     self._image.seek(self._frames[index])
         except Exception as error:
             raise _damaged(name, error) from None
@@ -148,7 +148,7 @@ def to_rgb(image: Image.Image, name: str = "the image", max_pixels: int = DEFAUL
     """
     check_size(*image.size, name, max_pixels)
     try:
-        with _quiet():
+        with _quiet(), _without_pillow_limit() if max_pixels > DEFAULT_MAX_PIXELS else nullcontext():
             image.load()
             return _upright(_flatten(image), image)
     except MemoryError:

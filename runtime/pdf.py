@@ -14,7 +14,6 @@ from .images import DEFAULT_MAX_PIXELS, check_size, open_file
 DEFAULT_DPI = 200
 MIN_DPI, MAX_DPI = 10, 2400
 _POINTS_PER_INCH = 72
-_PASSWORD = 4  # FPDF_ERR_PASSWORD
 
 _pdfium = threading.Lock()  # PDFium is not thread-safe
 
@@ -45,8 +44,8 @@ class PdfDocument:
         with _pdfium:
             try:
                 self._document = pypdfium2.PdfDocument(path)
-            except pypdfium2.PdfiumError as error:
-                raise self._not_opened(error) from None
+            except pypdfium2.PdfiumError:
+                raise _not_opened(path) from None
             try:
                 self._document.init_forms()  # else the words typed into a form are not drawn
                 self.count = len(self._document)
@@ -54,7 +53,7 @@ class PdfDocument:
                 self.count = 0
             if not self.count:
                 self._document.close()
-                raise PageError(f"{path} has no page: it is an empty or a damaged PDF")
+                raise _without_pages(path)
 
     def read(self, index: int) -> Image.Image:
         """Page `index` (from 0) drawn at the document's dpi as 8-bit RGB. PageError: damaged or too large."""
@@ -87,10 +86,21 @@ class PdfDocument:
         # Not to the last pixel: both sides are rounded up.
         return f"use --dpi {fits - 1} or lower" if fits - 1 >= MIN_DPI else "make the page smaller"
 
-    def _not_opened(self, error: Exception) -> PageError:
-        if getattr(error, "err_code", None) == _PASSWORD or "password" in str(error).lower():
-            return PageError(
-                f"{self._path} is encrypted and needs a password: "
-                "save a copy without one (for example with `qpdf --decrypt`)"
-            )
-        return PageError(f"{self._path} is damaged, or cut short, and no PDF reader can open it: copy it again")
+
+def _not_opened(path: Path) -> PageError:
+    """Why PDFium refuses `path`. Asked once more, since the helper reports an empty document with a stale reason."""
+    from pypdfium2 import raw
+
+    document = raw.FPDF_LoadDocument(str(path.resolve()).encode() + b"\0", None)
+    if document:
+        raw.FPDF_CloseDocument(document)
+        return _without_pages(path)
+    if raw.FPDF_GetLastError() == raw.FPDF_ERR_PASSWORD:
+        return PageError(
+            f"{path} is encrypted and needs a password: save a copy without one (for example with `qpdf --decrypt`)"
+        )
+    return PageError(f"{path} is damaged, or cut short, and cannot be opened: copy it again")
+
+
+def _without_pages(path: Path) -> PageError:
+    return PageError(f"{path} has no pages: it is an empty PDF, or damaged")

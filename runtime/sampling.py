@@ -36,7 +36,7 @@ class Sampler:
 
         Raises EngineError where a page's logits are not numbers.
         """
-        bad = np.isnan(logits).any(1) | ~(logits.max(1) < np.inf)
+        bad = np.isnan(logits).any(1) | ~np.isfinite(logits.max(1))  # -inf rules a token out, and may not rule out all
         if bad.any():
             raise EngineError(
                 f"the model gave logits that are not numbers for page {int(bad.argmax()) + 1} of the batch: "
@@ -50,11 +50,13 @@ class Sampler:
 
     def _draw(self, generator: np.random.Generator, logits: NDArray[np.floating]) -> int:
         scaled = logits.astype(np.float64)
-        weights = np.exp((scaled - scaled.max()) / self._temperature)
+        with np.errstate(over="ignore"):  # a temperature near 0 is all but greedy
+            weights = np.exp((scaled - scaled.max()) / self._temperature)
         weights /= weights.sum()
         ids = _nucleus(weights, self._top_p) if self._top_p < 1 else None
         cumulative = np.cumsum(weights if ids is None else weights[ids])
-        place = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
+        drawn, last = np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"), cumulative[-1]
+        place = min(int(drawn), int(np.searchsorted(cumulative, last)))  # rounding may draw the total itself
         return place if ids is None else int(ids[place])
 
 
