@@ -116,7 +116,7 @@ def _smart_resize(width: int, height: int, factor: int, min_pixels: int, max_pix
     ratio = max(width, height) / min(width, height)
     if ratio > MAX_ASPECT_RATIO:
         raise PageError(
-            f"the page is {width:,} x {height:,} pixels, {ratio:,.0f} times as long as wide, and the limit is "
+            f"the page is {width:,} x {height:,} pixels, a ratio of {ratio:,.0f} to 1, and the limit is "
             f"{MAX_ASPECT_RATIO}: cut it into pieces"
         )
     new_h, new_w = round(height / factor) * factor, round(width / factor) * factor
