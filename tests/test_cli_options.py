@@ -1,0 +1,124 @@
+"""What every command has in common: help, version, options that are wrong, errors that are told in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fastocr_trt import __version__
+from fastocr_trt.cli import _common, doctor, export, parity, parse
+from fastocr_trt.errors import FastOCRError
+
+COMMANDS = {
+    "fastocr-export": export.main,
+    "fastocr-parse": parse.main,
+    "fastocr-parity": parity.main,
+    "fastocr-doctor": doctor.main,
+}
+
+
+def exit_of(main, argv) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    return stopped.value.code
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_teaches(name, capsys):
+    assert exit_of(COMMANDS[name], ["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"usage: {name}" in shown
+    assert "examples:" in shown and f"  {name} " in shown
+    assert "exit codes:" in shown and "130" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_version(name, capsys):
+    assert exit_of(COMMANDS[name], ["--version"]) == 0
+    assert capsys.readouterr().out == f"{name} {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["page.png", "--keep", "1.5"], "'1.5' is not a share of the visual tokens from 0 to 1"),
+        (["page.png", "--keep", "-0.1"], "'-0.1' is not a share"),
+        (["page.png", "--keep", "nan"], "'nan' is not a share"),
+        (["page.png", "--keep", "five"], "'five' is not a share"),
+        (["page.png", "--max-new-tokens", "0"], "0 is too small; it must be at least 1"),
+        (["page.png", "--max-new-tokens", "many"], "'many' is not a whole number"),
+        (["page.png", "--top-p", "2"], "2 lies outside 0 to 1"),
+        (["page.png", "--temperature", "-1"], "-1 lies outside 0 to 100"),
+        (["page.png", "--mode", "slow"], "invalid choice: 'slow'"),
+        (["page.png", "--modes", "fast"], "unrecognized arguments"),
+        ([], "the following arguments are required: INPUT"),
+    ],
+)
+def test_wrong_options_of_parse(argv, told, capsys):
+    assert exit_of(parse.main, argv) == 2
+    shown = capsys.readouterr()
+    assert told in shown.err and not shown.out
+
+
+@pytest.mark.parametrize("layers", ["2,2", "-1", "2,x", ""])
+def test_wrong_focal_layers(layers, capsys):
+    assert exit_of(export.main, ["demo", f"--focal-layers={layers}"]) == 2
+    assert "layer" in capsys.readouterr().err
+
+
+def run_raising(error: BaseException, argv=()) -> int:
+    def command(options):
+        raise error
+
+    return _common.run(_common.make_parser("tool", "does things", "  tool"), command, list(argv))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (FastOCRError("keep is 2; the limit is 1"), 2, "error: keep is 2; the limit is 1\n"),
+        (KeyboardInterrupt(), 130, "error: stopped by Ctrl-C\n"),
+        (PermissionError(13, "Permission denied", "out.txt"), 2, "error: out.txt: Permission denied\n"),
+        (OSError(28, "No space left on device"), 2, "error: No space left on device\n"),
+        (MemoryError(), 2, "error: out of memory;"),
+        (ZeroDivisionError("division by zero"), 2, "error: this is a defect of fastocr-trt (ZeroDivisionError"),
+    ],
+)
+def test_an_error_is_one_line_without_traceback(error, code, told, capsys):
+    assert run_raising(error) == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith(told) and shown.err.count("\n") == 1
+    assert "Traceback" not in shown.err and not shown.out
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert run_raising(FastOCRError("wrong"), ["--debug"]) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and shown.endswith("error: wrong\n")
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    """As in `fastocr-doctor | head -0`: no traceback, no complaint at exit."""
+    script = "import sys\nfrom fastocr_trt.cli.doctor import main\nsys.exit(main([]))"
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", script], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (999, "999 B"), (9_400_000, "9.4 MB"), (1500, "1.5 kB"), (3_210_000_000, "3.21 GB")]
+)
+def test_sizes_for_people(size, text):
+    assert _common.size_text(size) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.84, "0.8 s"), (12.4, "12 s"), (185, "3 min 5 s")])
+def test_durations_for_people(seconds, text):
+    assert _common.seconds_text(seconds) == text

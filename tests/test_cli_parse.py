@@ -1,0 +1,280 @@
+"""fastocr-parse with a stand-in for the engine: what is delivered, where, and what is said when things go wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_helpers import FakeEngine, blank, result, tiff
+
+from fastocr_trt.cli import parse
+from fastocr_trt.errors import EngineError, PageError
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """`use(outcome, max_batch)` puts a stand-in in the engine's place and gives it back."""
+
+    def install(outcome, max_batch: int = 1) -> FakeEngine:
+        engine = FakeEngine(outcome, max_batch)
+        monkeypatch.setattr(parse, "load_engine", lambda *_: engine)
+        return engine
+
+    return install
+
+
+def numbered(number: int):
+    return result(f"text {number}")
+
+
+def run(*argv) -> int:
+    return parse.main([str(each) for each in argv])
+
+
+def test_text_goes_to_stdout_and_the_rest_to_stderr(use, tmp_path, capsys):
+    use(numbered)
+    assert run(blank(tmp_path / "a.png")) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "text 0\n"
+    assert "1 page in" in shown.err and "9 tokens" in shown.err and "64 visual tokens" in shown.err
+    assert "read 50.0% of them" in shown.err and "finished by 1 stop" in shown.err
+    assert "\x1b" not in shown.err
+
+
+def test_quiet_says_nothing_where_all_is_well(use, tmp_path, capsys):
+    use(numbered)
+    assert run(blank(tmp_path / "a.png"), "--quiet") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_form_feed_stands_between_pages(use, tmp_path, capsys):
+    use(numbered)
+    assert run(tiff(tmp_path / "a.tif", 3)) == 0
+    assert capsys.readouterr().out == "text 0\n\ftext 1\n\ftext 2\n"
+
+
+def test_options_reach_the_engine(use, tmp_path):
+    engine = use(numbered)
+    options = (
+        "--mode dense --keep 0.1 --max-new-tokens 7 --temperature 0.5 --top-p 0.9 --seed 3 --no-resize --prompt Read"
+    )
+    assert run(blank(tmp_path / "a.png"), *options.split()) == 0
+    assert engine.calls == [
+        {
+            "prompt": "Read",
+            "mode": "dense",
+            "keep": 0.1,
+            "max_new_tokens": 7,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "seed": 3,
+            "resize_to_fit": False,
+        }
+    ]
+
+
+def test_pages_are_chosen(use, tmp_path, capsys):
+    engine = use(numbered)
+    assert run(tiff(tmp_path / "a.tif", 5), "--pages", "2-3,5", "--format", "json") == 0
+    assert [page["page"] for page in json.loads(capsys.readouterr().out)["pages"]] == [2, 3, 5]
+    assert engine.pages == 3
+
+
+def test_json_is_what_the_documentation_says(use, tmp_path, capsys):
+    use(numbered)
+    page = blank(tmp_path / "a.png")
+    assert run(page, "--format", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert list(data) == ["schema", "fastocr_version", "engine", "options", "pages", "summary"]
+    assert data["schema"] == "fastocr-parse/1"
+    assert data["options"] == {
+        "mode": "fast",
+        "keep": 0.05,
+        "prompt": "OCR:\n",
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "seed": 0,
+    }
+    assert data["pages"] == [
+        {
+            "source": str(page),
+            "page": 1,
+            "text": "text 0",
+            "finish_reason": "stop",
+            "error": None,
+            "resized_to_fit": False,
+            "visual_tokens": 64,
+            "mean_visual_reads": 0.5,
+            "tokens": 9,
+            "timings": {
+                "preprocess": 0.1,
+                "vision": 0.2,
+                "prefill": 0.3,
+                "first_token": 0.6,
+                "decode": 2.0,
+                "total": 2.6,
+                "decode_steps": 8,
+                "decode_tokens_per_second": 4.0,
+            },
+        }
+    ]
+    assert data["summary"] == {
+        "complete": True,
+        "pages": 1,
+        "failed": 0,
+        "tokens": 9,
+        "tokens_per_second": 4.0,
+        "visual_tokens": 64,
+        "mean_visual_reads": 0.5,
+        "finish_reasons": {"stop": 1},
+    }
+
+
+def test_a_batch_counts_its_decode_time_once(use, tmp_path, capsys):
+    engine = use(numbered, max_batch=2)
+    assert run(tiff(tmp_path / "a.tif", 3), "--batch", "2", "--format", "json") == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert engine.batches == [2]
+    # Two pages of 8 steps in 2 s together, one page of 8 steps in 2 s alone.
+    assert summary["tokens_per_second"] == 6.0
+
+
+def test_a_batch_beyond_the_engine_is_refused(use, tmp_path, capsys):
+    use(numbered, max_batch=2)
+    assert run(blank(tmp_path / "a.png"), "--batch", "3") == 2
+    assert capsys.readouterr().err == "error: --batch 3 exceeds this engine's 2; export it with --max-batch\n"
+
+
+@pytest.mark.parametrize("reason", ["length", "loop"])
+def test_an_unfinished_page_is_never_hidden(use, tmp_path, capsys, reason):
+    use(lambda _: result(finish_reason=reason))
+    page = blank(tmp_path / "a.png")
+    assert run(page, "--quiet") == 0
+    warning = capsys.readouterr().err
+    assert warning.startswith(f"warning: {page}: ")
+    assert ("cut off after 9 tokens" if reason == "length" else "repeated itself") in warning
+
+
+def test_a_page_made_smaller_is_said(use, tmp_path, capsys):
+    use(lambda _: result(resized=True))
+    assert run(blank(tmp_path / "a.png"), "--quiet") == 0
+    warning = capsys.readouterr().err
+    assert "made smaller to fit the engine's 768 visual tokens" in warning and "--no-resize" in warning
+
+
+class TestFailures:
+    def test_a_bad_page_among_others(self, use, tmp_path, capsys):
+        use(numbered)
+        good, bad = blank(tmp_path / "a.png"), tmp_path / "b.png"
+        bad.write_bytes(b"not an image")
+        assert run(good, bad, blank(tmp_path / "c.png"), "--format", "json") == 1
+        shown = capsys.readouterr()
+        pages = json.loads(shown.out)["pages"]
+        assert [page["text"] for page in pages] == ["text 0", None, "text 1"]
+        assert pages[1]["source"] == str(bad) and pages[1]["error"] and pages[1]["timings"] is None
+        assert shown.err.startswith(f"error: {bad}") and "2 pages, 1 failed" in shown.err
+
+    def test_a_page_the_engine_refuses_in_a_batch(self, use, tmp_path, capsys):
+        engine = use(lambda n: PageError("too many visual tokens") if n == 1 else numbered(n), max_batch=3)
+        assert run(tiff(tmp_path / "a.tif", 3), "--batch", "3") == 1
+        shown = capsys.readouterr()
+        assert shown.out == "text 0\n\ftext 2\n"
+        assert f"error: {tmp_path / 'a.tif'}, page 2: too many visual tokens" in shown.err
+        assert engine.batches == [3]
+
+    def test_nothing_read_is_a_mistake_and_leaves_nothing(self, use, tmp_path, capsys):
+        use(numbered)
+        bad = tmp_path / "b.png"
+        bad.write_bytes(b"")
+        out = tmp_path / "out" / "text.json"
+        assert run(bad, "--format", "json", "-o", out) == 2
+        assert list(out.parent.iterdir()) == []
+        assert run(bad, "--format", "json") == 2
+        shown = capsys.readouterr()
+        assert shown.out == "" and "0 pages, 1 failed" in shown.err
+
+    def test_an_input_that_is_not_there(self, use, tmp_path, capsys):
+        engine = use(numbered)
+        assert run(blank(tmp_path / "a.png"), tmp_path / "absent.png") == 2
+        shown = capsys.readouterr()
+        assert shown.err.startswith("error: ") and "absent.png" in shown.err and shown.out == ""
+        assert engine.pages == 0
+
+    def test_an_unusable_engine(self, monkeypatch, tmp_path, capsys):
+        def load(*_):
+            raise EngineError("no engine there")
+
+        monkeypatch.setattr(parse, "load_engine", load)
+        assert run(blank(tmp_path / "a.png")) == 2
+        assert capsys.readouterr().err == "error: no engine there\n"
+
+    def test_ctrl_c_keeps_the_finished_pages(self, use, tmp_path, capsys):
+        use(lambda n: KeyboardInterrupt() if n == 2 else numbered(n))
+        out = tmp_path / "out.json"
+        assert run(tiff(tmp_path / "a.tif", 4), "--format", "json", "-o", out) == 130
+        data = json.loads(out.read_text())
+        assert [page["text"] for page in data["pages"]] == ["text 0", "text 1"]
+        assert data["summary"]["complete"] is False
+        assert capsys.readouterr().err.endswith("error: stopped by Ctrl-C\n")
+
+    def test_ctrl_c_before_the_first_page_leaves_the_old_file(self, use, tmp_path):
+        use(lambda n: KeyboardInterrupt())
+        out = tmp_path / "out.txt"
+        out.write_text("old")
+        assert run(blank(tmp_path / "a.png"), "-o", out) == 130
+        assert out.read_text() == "old"
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "out.txt"]
+
+    def test_a_defect_keeps_the_finished_pages_too(self, use, tmp_path, capsys):
+        use(lambda n: RuntimeError("boom") if n == 1 else numbered(n))
+        out = tmp_path / "out.txt"
+        assert run(tiff(tmp_path / "a.tif", 3), "-o", out) == 2
+        assert out.read_text() == "text 0\n"
+        assert "this is a defect" in capsys.readouterr().err
+
+
+class TestFiles:
+    def test_a_file_appears_when_it_is_whole(self, use, tmp_path):
+        out = tmp_path / "texts" / "out.txt"
+        seen = []
+
+        def outcome(number):
+            seen.append(out.exists())
+            return numbered(number)
+
+        use(outcome)
+        assert run(tiff(tmp_path / "a.tif", 2), "-o", out) == 0
+        assert seen == [False, False]
+        assert out.read_text() == "text 0\n\ftext 1\n"
+        assert [p.name for p in out.parent.iterdir()] == ["out.txt"]
+
+    def test_a_folder_gets_a_file_per_input(self, use, tmp_path):
+        use(numbered)
+        inputs = [blank(tmp_path / "x" / "a.png"), tiff(tmp_path / "b.tif", 2), blank(tmp_path / "y" / "a.png")]
+        assert run(*inputs, "-o", f"{tmp_path}/texts/") == 0
+        files = {p.name: p.read_text() for p in (tmp_path / "texts").iterdir()}
+        assert files == {"a.txt": "text 0\n", "b.txt": "text 1\n\ftext 2\n", "a-2.txt": "text 3\n"}
+
+    def test_a_folder_of_json_has_its_own_totals(self, use, tmp_path):
+        use(numbered)
+        folder = tmp_path / "texts"
+        folder.mkdir()
+        assert run(tiff(tmp_path / "b.tif", 2), blank(tmp_path / "a.png"), "--format", "json", "-o", folder) == 0
+        assert json.loads((folder / "b.json").read_text())["summary"]["pages"] == 2
+        assert json.loads((folder / "a.json").read_text())["summary"]["pages"] == 1
+
+    def test_a_failed_input_gets_no_file(self, use, tmp_path):
+        use(numbered)
+        bad = tmp_path / "b.png"
+        bad.write_bytes(b"")
+        assert run(bad, blank(tmp_path / "a.png"), "-o", f"{tmp_path}/texts/") == 1
+        assert [p.name for p in (tmp_path / "texts").iterdir()] == ["a.txt"]
+
+    @pytest.mark.parametrize("slash", ["", "/"])
+    def test_an_output_that_cannot_be_written_is_told_before_the_work(self, use, tmp_path, capsys, slash):
+        engine = use(numbered)
+        (tmp_path / "file").write_text("in the way")
+        assert run(blank(tmp_path / "a.png"), "-o", f"{tmp_path}/file/out{slash}") == 2
+        shown = capsys.readouterr().err
+        assert "error: cannot write" in shown and "choose another place with -o" in shown
+        assert engine.pages == 0
