@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import TensorProto, helper
+
 from fastocr_trt.export.bodies import OPSET, functions
 from fastocr_trt.export.ops import (
     BANKS,
@@ -19,8 +21,6 @@ from fastocr_trt.export.ops import (
     GATHERED_INPUTS,
     GATHERED_OUTPUTS,
 )
-from onnx import TensorProto, helper
-
 from fastocr_trt.fixation import FixationPolicy
 
 _SIGNATURES = {

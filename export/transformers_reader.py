@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -44,8 +44,8 @@ class TransformersReader:
         stops = generation.eos_token_id
         self.stop_token_ids = tuple(stops) if isinstance(stops, list | tuple) else (stops,)
 
-    def read(self, image: Image.Image, prompt: str, max_new_tokens: int) -> TransformersReading:
-        """One page. image: RGB. At most `max_new_tokens` tokens, the stop token included."""
+    def inputs(self, image: Image.Image, prompt: str) -> dict[str, Any]:
+        """The model's arguments for one page, as the checkpoint's own processors make them. image: RGB."""
         import torch
 
         pixels = self.image_processor(images=[image], return_tensors="pt")
@@ -60,17 +60,23 @@ class TransformersReader:
         )
         ids = self.tokenizer(rendered.replace(token, token * rows), return_tensors="pt", add_special_tokens=False)
         input_ids = ids["input_ids"]
+        return {
+            "input_ids": input_ids,
+            "attention_mask": torch.ones_like(input_ids),
+            "mm_token_type_ids": (input_ids == self.model.config.image_token_id).int(),
+            "pixel_values": pixels["pixel_values"],
+            "image_grid_thw": pixels["image_grid_thw"],
+        }
+
+    def read(self, image: Image.Image, prompt: str, max_new_tokens: int) -> TransformersReading:
+        """One page. image: RGB. At most `max_new_tokens` tokens, the stop token included."""
+        import torch
+
+        inputs = self.inputs(image, prompt)
         with torch.inference_mode():
             written = self.model.generate(
-                input_ids=input_ids,
-                attention_mask=torch.ones_like(input_ids),
-                mm_token_type_ids=(input_ids == self.model.config.image_token_id).int(),
-                pixel_values=pixels["pixel_values"],
-                image_grid_thw=pixels["image_grid_thw"],
-                do_sample=False,
-                repetition_penalty=1.0,
-                max_new_tokens=max_new_tokens,
-            )[0, input_ids.shape[1] :].tolist()
+                **inputs, do_sample=False, repetition_penalty=1.0, max_new_tokens=max_new_tokens
+            )[0, inputs["input_ids"].shape[1] :].tolist()
         if written and written[-1] in self.stop_token_ids:
             written.pop()
         return TransformersReading(self.tokenizer.decode(written, skip_special_tokens=True), written)
