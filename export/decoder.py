@@ -161,17 +161,20 @@ def _symbolic_shape(name: str, shape: DecoderShape, decoding: bool) -> tuple[str
 
 
 def _example(shape: DecoderShape, dtype: torch.dtype, decoding: bool) -> tuple[tuple, tuple]:
-    """Arguments to trace with, and which of their dimensions vary. Sizes differ, so that none is taken for another."""
+    """Arguments to trace with, and which of their dimensions vary.
+
+    Only batch and n are varied: nothing but the three ops sees the others, and symbols make tracing slow. Sizes
+    differ, so that none is taken for another.
+    """
     sizes = {"batch": 2, "n": 1 if decoding else 3, "k": 4, "visual_rows": 7, "text_rows": 9, "visual_tokens": 5}
     sizes |= {"visual_capacity": 21, "text_capacity": 23}
-    dims = {name: Dim.DYNAMIC for name in sizes}
-    if decoding:
-        del dims["n"]
+    dims = {"batch": Dim("batch")} if decoding else {"batch": Dim("batch"), "n": Dim("n")}
 
     def make(name: str, kind: torch.dtype = torch.int64) -> tuple[Tensor, dict]:
         symbolic = _symbolic_shape(name, shape, False)
         tensor = torch.zeros([sizes.get(dim, dim) for dim in symbolic], dtype=kind)
-        return tensor, {axis: dims[dim] for axis, dim in enumerate(symbolic) if dim in dims}
+        varied = {} if name.startswith("past.") else dims
+        return tensor, {axis: varied[dim] for axis, dim in enumerate(symbolic) if dim in varied}
 
     def layer(i: int) -> list[tuple[Tensor, dict]]:
         return [make(f"past.{i}.{bank}", dtype) for bank in ops.BANKS]

@@ -1,0 +1,225 @@
+"""Export a checkpoint into an engine directory (see docs/architecture.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import transformers
+
+from .. import __version__
+from ..errors import ExportError, FastOCRError
+from ..fixation import FixationPolicy
+from ..manifest import Capacities, DecoderShape, FileRecord, ImageProcessing, Manifest, VisionShape, sha256
+from . import processing
+from .checkpoint import Checkpoint, read_json
+from .decoder import trace_decoder
+from .families import family_of
+from .graph import Stored, clean, place_weights
+from .output import check_output, check_space, new_directory
+from .prompt import render_prompt
+from .quantize import BITS
+from .source import DEMO, find_checkpoint
+from .vision import trace_vision
+from .weights import DTYPES, WEIGHTS_NAME, bind, write_weights
+
+Progress = Callable[[str, float | None], None]
+
+DEMO_POLICY = FixationPolicy(focal_layers=(2, 5), dense_layers=(0,), keep=0.05)
+DEMO_PROMPT = "OCR:\n"
+MAX_VISUAL_TOKENS = 8192  # default limits, where the model's own are not lower
+MAX_TEXT_TOKENS = 4096
+
+
+def export_engine(
+    model: str | Path,
+    output: Path,
+    *,
+    dtype: str = "fp32",
+    weights: str | None = None,
+    policy: FixationPolicy | None = None,
+    keep: float | None = None,
+    focal_layers: Sequence[int] | None = None,
+    max_visual_tokens: int | None = None,
+    max_text_tokens: int | None = None,
+    max_batch: int = 8,
+    prefill_chunk: int = 256,
+    default_prompt: str | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Write the engine directory `output` for `model`, and return its manifest.
+
+    model: "demo", a checkpoint's folder, or a hub name. dtype: fp32, fp16 or bf16, of weights and caches.
+    weights: int4 or int8 quantises the decoder's matrices, block by block; None keeps them in `dtype`.
+    policy: what each layer does; keep and focal_layers change single fields of it. The default for an unknown model
+    is evenly spaced and uncalibrated, and the manifest says so.
+    max_visual_tokens, max_text_tokens, max_batch, prefill_chunk: the engine's limits, in tokens and pages.
+    force: replace an engine that is there. progress(stage, share): called as the work goes; share is 0 to 1 or None.
+
+    The directory appears whole or not at all. Raises ExportError (FastOCRError for a policy that does not fit).
+    """
+    report = progress or (lambda stage, share: None)
+    output = Path(output)
+    _check_choices(dtype, weights)
+    check_output(output, force)
+    report("finding the checkpoint", None)
+    folder = find_checkpoint(model)
+    family, config = _read_config(folder)
+    checkpoint = Checkpoint(folder, family.parameter_name)
+    tokenizer = processing.load_tokenizer(folder)
+    decoder, vision = family.decoder_shape(config), family.vision_shape(config)
+    images = processing.image_processing(folder, vision)
+    chosen, calibration = _policy(model, decoder, policy, keep, focal_layers)
+    capacities = _capacities(config, images, vision, max_visual_tokens, max_text_tokens, max_batch, prefill_chunk)
+    if model == DEMO and default_prompt is None:
+        default_prompt = DEMO_PROMPT
+    host_side = {
+        "prompt": render_prompt(folder, tokenizer, config.image_token_id, default_prompt),
+        "generation": processing.generation(folder, config, tokenizer),
+    }
+    with new_directory(output, force) as directory:
+        hf_model = family.build(config, DTYPES[dtype])
+        check_space(directory, _size(hf_model, weights))
+        graphs, entries = _trace(hf_model, family, config, decoder, chosen, weights, report)
+        del hf_model
+        placed = write_weights(
+            directory / WEIGHTS_NAME, entries, checkpoint, DTYPES[dtype], lambda share: report("writing weights", share)
+        )
+        for name, graph in graphs.items():
+            report(f"saving {name}.onnx", None)
+            bind(graph, placed)
+            ir.save(graph, directory / f"{name}.onnx")
+            onnx.checker.check_model(directory / f"{name}.onnx")
+        processing.write_tokenizer(folder, tokenizer, directory)
+        report("hashing files", None)
+        files = {name: FileRecord.of(directory / f"{name}.onnx") for name in graphs}
+        files["weights"] = FileRecord.of(directory / WEIGHTS_NAME)
+        files["tokenizer"] = FileRecord.of(directory / processing.TOKENIZER_NAME)
+        manifest = Manifest(
+            fastocr_version=__version__,
+            model=_describe(model, folder, config, checkpoint),
+            dtype=dtype,
+            weights=weights,
+            decoder=decoder,
+            vision=vision,
+            image_processing=images,
+            capacities=capacities,
+            policy=chosen,
+            **host_side,
+            files=files,
+            calibration=calibration,
+        )
+        manifest.write(directory)
+    return manifest
+
+
+def _check_choices(dtype: str, weights: str | None) -> None:
+    if dtype not in DTYPES:
+        raise ExportError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    if weights is not None and weights not in BITS:
+        raise ExportError(f"weights is {weights!r}; it must be one of {', '.join(BITS)}, or left out")
+
+
+def _read_config(folder: Path) -> tuple[Any, transformers.PreTrainedConfig]:
+    """The family's module and the config; ExportError where the family is unsupported or the config unusable."""
+    data = read_json(folder / "config.json", "its architecture")
+    family = family_of(data.get("model_type"), str(folder))
+    if data.get("quantization_config"):
+        method = data["quantization_config"].get("quant_method", "unknown")
+        raise ExportError(f"{folder} is quantised already ({method}); export the unquantised checkpoint with --weights")
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        family.check(config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ExportError(f"{folder / 'config.json'} cannot be used: {error}") from None
+    return family, config
+
+
+def _policy(
+    model: str | Path,
+    decoder: DecoderShape,
+    policy: FixationPolicy | None,
+    keep: float | None,
+    focal_layers: Sequence[int] | None,
+) -> tuple[FixationPolicy, dict[str, Any]]:
+    """The policy, and the manifest's word on where it comes from."""
+    status = "given"
+    if policy is None:
+        known = model == DEMO
+        policy = DEMO_POLICY if known else FixationPolicy.evenly_spaced(decoder.num_layers)
+        status = "known for this model" if known else "uncalibrated"
+    if focal_layers is not None:
+        dense = tuple(i for i in policy.dense_layers if i not in focal_layers)
+        policy, status = replace(policy, focal_layers=tuple(focal_layers), dense_layers=dense), "given"
+    if keep is not None:
+        policy = replace(policy, keep=keep)
+    policy.check(decoder.num_layers)
+    return policy, {"status": status}
+
+
+def _capacities(
+    config: transformers.PreTrainedConfig,
+    images: ImageProcessing,
+    vision: VisionShape,
+    max_visual_tokens: int | None,
+    max_text_tokens: int | None,
+    max_batch: int,
+    prefill_chunk: int,
+) -> Capacities:
+    pixels = (vision.patch_size * vision.spatial_merge_size) ** 2
+    if max_visual_tokens is None:
+        max_visual_tokens = min(MAX_VISUAL_TOKENS, max(1, images.max_pixels // pixels))
+    if max_text_tokens is None:
+        max_text_tokens = min(MAX_TEXT_TOKENS, config.text_config.max_position_embeddings)
+    capacities = Capacities(max_visual_tokens, max_text_tokens, max_batch, prefill_chunk)
+    for name, value in vars(capacities).items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise FastOCRError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    return capacities
+
+
+def _trace(hf_model, family, config, decoder, policy, weights, report) -> tuple[dict[str, ir.Model], list[Stored]]:
+    """The three graphs, cleaned and with their weights placed, and the entries of the weights file."""
+    parameters = {name for name, _ in hf_model.named_parameters()}
+    language_model, lm_head = family.decoder(hf_model)
+    graphs: dict[str, ir.Model] = {}
+    entries: list[Stored] = []
+    tracers = {
+        "dense": lambda: trace_decoder(language_model, lm_head, decoder, policy, decoding=False),
+        "fast": lambda: trace_decoder(language_model, lm_head, decoder, policy, decoding=True),
+        "vision": lambda: trace_vision(hf_model),
+    }
+    for name, trace in tracers.items():
+        report(f"tracing {name}.onnx", None)
+        graph = trace()
+        clean(graph, parameters)
+        bits = BITS[weights] if weights and name != "vision" else 0
+        entries += place_weights(graph, parameters, family.aliases(config), bits)
+        graphs[name] = graph
+    return graphs, entries
+
+
+def _size(hf_model, weights: str | None) -> int:
+    """About how many bytes the engine takes."""
+    total = sum(p.numel() * p.element_size() for p in hf_model.parameters())
+    if weights is None:
+        return total
+    kept = sum(p.numel() * p.element_size() for p in hf_model.model.visual.parameters())
+    kept += hf_model.get_input_embeddings().weight.nbytes
+    return kept + (total - kept) * BITS[weights] // 16
+
+
+def _describe(model: str | Path, folder: Path, config: transformers.PreTrainedConfig, checkpoint: Checkpoint) -> dict:
+    """The manifest's `model`: hashes tell whether an engine belongs to a checkpoint."""
+    files = [folder / "config.json", *checkpoint.shards]
+    return {
+        "family": config.model_type,
+        "source": folder.name if isinstance(model, Path) or Path(model).is_dir() else str(model),
+        "architecture": (config.architectures or ["unknown"])[0],
+        "files": {path.name: sha256(path) for path in files},
+    }
