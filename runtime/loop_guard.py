@@ -1,10 +1,12 @@
 """Notices a decoder that repeats itself for ever, and tells where the first turn of the loop ends.
 
 A loop is an exact cycle of tokens. How many turns make one depends on what is repeated, since pages repeat too:
-- a turn of SEVERAL WORDS (a sentence, a line of text): `word_turns` turns, and fewer where a turn is long, since
-  `word_tokens` tokens of one long paragraph over and over need no twelfth proof, but never below `least_turns`;
+- a turn of SEVERAL WORDS (a sentence, a line of text): `word_turns` turns, or where a turn is long as many as make
+  `word_tokens` tokens, but never below `least_turns` (a sheet of equal labels is a page, too);
 - ANYTHING ELSE (rules, dotted leaders, zeros, blank lines, empty rows, cells such as N/A): pages are full of it, so
   `filler_turns` turns AND `filler_tokens` tokens: more lines than a page has, and longer than any line.
+
+A false alarm loses text and a late one only time, so the thresholds are patient.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ class LoopThresholds:
 
     max_period: int = 1024
     different_words: int = 4
-    word_turns: int = 12
-    word_tokens: int = 384
-    least_turns: int = 4
+    word_turns: int = 16
+    word_tokens: int = 512
+    least_turns: int = 6
     filler_turns: int = 64
     filler_tokens: int = 512
 
