@@ -47,7 +47,8 @@ class StageReporter:
     def __exit__(self, kind, error, trace) -> None:
         if kind is None:
             self._finish()
-        self.live.stop()
+        if self.console.is_terminal:
+            self.live.stop()
 
     def __call__(self, stage: str, fraction: float | None = None) -> None:
         """The exporter is in `stage`; `fraction` of it is done, None where that is not known."""
@@ -89,7 +90,7 @@ def describe_policy(policy: FixationPolicy) -> str:
     """One line: which layers do what."""
     dense = ", ".join(map(str, policy.dense_layers)) or "none"
     focal = ", ".join(map(str, policy.focal_layers))
-    return f"dense layers {dense}; focal layers {focal}; the others read {policy.keep:.3g} of the visual tokens"
+    return f"dense layers {dense}; focal layers {focal}; the others read {policy.keep * 100:g}% of the visual tokens"
 
 
 def summary(manifest: Manifest, directory: Path, elapsed: float) -> str:
@@ -126,12 +127,18 @@ def _parser() -> argparse.ArgumentParser:
 
     limits = parser.add_argument_group("limits (memory is taken for them when the engine is loaded)")
     limits.add_argument(
-        "--max-visual-tokens", type=common.at_least(1), metavar="N", help="largest page (default: the exporter's)"
+        "--max-visual-tokens",
+        type=common.at_least(1),
+        metavar="N",
+        help="largest page (default: the model's largest image, at most 8192)",
     )
     limits.add_argument(
-        "--max-text-tokens", type=common.at_least(2), metavar="N", help="prompt and output (default: the exporter's)"
+        "--max-text-tokens",
+        type=common.at_least(2),
+        metavar="N",
+        help="prompt and output (default: 4096, or what the model can)",
     )
-    limits.add_argument("--max-batch", type=common.at_least(1), metavar="N", help="pages at once (default: 1)")
+    limits.add_argument("--max-batch", type=common.at_least(1), metavar="N", help="pages read at once (default: 8)")
 
     policy = parser.add_argument_group("policy (what a decode step reads of the page)")
     policy.add_argument("--keep", type=common.keep, metavar="SHARE", help="share of the visual tokens in a fixation")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import FastOCRError, MissingDependencyError, PageError
+from ..manifest import sha256
 from ..metrics import character_error_rate
 from . import _common as common
 from ._engines import load_engine
@@ -87,11 +88,24 @@ class Pair:
         }
 
 
-def find_checkpoint(engine: Engine, named: str | None) -> Path:
-    """The checkpoint that transformers reads with: the one named, else the engine's source."""
-    from ..export.checkpoint import locate_checkpoint
+def checkpoint_of(engine: Engine, named: str | None) -> Path:
+    """The checkpoint that transformers reads with: the one named, else the engine's source.
 
-    return locate_checkpoint(named or engine.manifest.model["source"])
+    FastOCRError where the engine does not know it, or where it is not what the engine was exported from.
+    """
+    from ..export.source import DEMO, find_checkpoint
+
+    source = engine.manifest.model["source"]
+    if named is None and source != DEMO and "/" not in source:
+        raise FastOCRError(f"the engine was exported from a local folder called {source!r}; name it with --model DIR")
+    folder = find_checkpoint(named or source)
+    for name, digest in engine.manifest.model["files"].items():
+        if not (folder / name).is_file() or sha256(folder / name) != digest:
+            raise FastOCRError(
+                f"{folder / name} is not what the engine was exported from; "
+                "name the right checkpoint with --model, or export this one"
+            )
+    return folder
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,7 +146,8 @@ def _transformers(engine: Engine, options: argparse.Namespace):
         return None
     from ..export.transformers_reader import TransformersReader
 
-    return TransformersReader(find_checkpoint(engine, options.model), options.threads)
+    common.quiet_libraries()
+    return TransformersReader(checkpoint_of(engine, options.model), options.threads)
 
 
 def _compare(page: Page, engine: Engine, yardstick, options: argparse.Namespace, pairs: dict[str, Pair]) -> list[str]:
