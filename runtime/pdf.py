@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from PIL import Image
@@ -14,6 +15,7 @@ from .images import DEFAULT_MAX_PIXELS, check_size, open_file
 DEFAULT_DPI = 200
 MIN_DPI, MAX_DPI = 10, 2400
 _POINTS_PER_INCH = 72
+_READS_PER_OPENING = 16  # PDFium keeps what it has parsed of a document, scans included, until it is closed
 
 _pdfium = threading.Lock()  # PDFium is not thread-safe
 
@@ -37,28 +39,20 @@ class PdfDocument:
     error: PageError | None = None
 
     def __init__(self, path: Path, dpi: float = DEFAULT_DPI, max_pixels: int = DEFAULT_MAX_PIXELS):
-        import pypdfium2  # takes a quarter of a second: only where there is a PDF
-
         check_dpi(dpi)
         self._path, self._dpi, self._max_pixels = path, dpi, max_pixels
+        self._reads = 0
         with _pdfium:
-            try:
-                self._document = pypdfium2.PdfDocument(path)
-            except pypdfium2.PdfiumError:
-                raise _not_opened(path) from None
-            try:
-                self._document.init_forms()  # else the words typed into a form are not drawn
-                self.count = len(self._document)
-            except pypdfium2.PdfiumError:
-                self.count = 0
-            if not self.count:
-                self._document.close()
-                raise _without_pages(path)
+            self._document = _open(path)
+            self.count = len(self._document)
 
     def read(self, index: int) -> Image.Image:
         """Page `index` (from 0) drawn at the document's dpi as 8-bit RGB. PageError: damaged or too large."""
         name = f"{self._path}, page {index + 1}"
         with _pdfium:
+            self._reads += 1
+            if self._reads % _READS_PER_OPENING == 0:
+                self._reopen()
             try:
                 page = self._document[index]
                 try:
@@ -81,10 +75,37 @@ class PdfDocument:
         with _pdfium:
             self._document.close()
 
+    def _reopen(self) -> None:
+        """Let go of what PDFium has kept. A file that is gone by now is read on as it is open."""
+        with suppress(PageError):
+            fresh = _open(self._path)
+            self._document.close()
+            self._document = fresh
+
     def _lower_dpi(self, width: int, height: int) -> str:
         fits = math.floor(self._dpi * math.sqrt(self._max_pixels / (width * height)))
         # Not to the last pixel: both sides are rounded up.
         return f"use --dpi {fits - 1} or lower" if fits - 1 >= MIN_DPI else "make the page smaller"
+
+
+def _open(path: Path):
+    """The document, with at least one page. PageError where there is none or it is encrypted or damaged."""
+    import pypdfium2  # takes a quarter of a second: only where there is a PDF
+
+    try:
+        document = pypdfium2.PdfDocument(path)
+    except FileNotFoundError:
+        raise PageError(f"{path} does not exist: check the name") from None
+    except pypdfium2.PdfiumError:
+        raise _not_opened(path) from None
+    try:
+        document.init_forms()  # else the words typed into a form are not drawn
+        if len(document):
+            return document
+    except pypdfium2.PdfiumError:
+        pass
+    document.close()
+    raise _without_pages(path)
 
 
 def _not_opened(path: Path) -> PageError:

@@ -129,3 +129,19 @@ def test_scanned_pages(tmp_path):
     centres = [page.image.getpixel((100, 80)) for page in iter_pages(tmp_path / "a.pdf")]
     for centre, colour in zip(centres, [(255, 0, 0), (0, 255, 0), (0, 0, 255)], strict=True):
         assert centre == pytest.approx(colour, abs=4)
+
+
+def test_every_page_of_a_long_scan_is_itself(tmp_path):
+    scans = [Image.new("L", (40, 30), 4 * page) for page in range(60)]
+    scans[0].save(tmp_path / "a.pdf", save_all=True, append_images=scans[1:], quality=100)
+    centres = [page.image.getpixel((20, 15))[0] for page in iter_pages(tmp_path / "a.pdf", dpi=72)]
+    assert centres == pytest.approx([4 * page for page in range(60)], abs=1)
+
+
+def test_file_that_vanishes_between_pages(tmp_path):
+    path = write(tmp_path / "a.pdf", CATALOG, pages_object(*range(3, 43)), *[PAGE] * 40)
+    pages = iter_pages(path, dpi=72)
+    next(pages)
+    path.unlink()
+    rest = list(pages)
+    assert [page.index for page in rest] == list(range(2, 41)) and all(page.image for page in rest)
