@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,16 @@ class Checkpoint:
                 "incomplete or the config belongs to another checkpoint"
             )
         return self._places[parameter][0]
+
+    def sizes(self) -> dict[str, int]:
+        """Number of values of each parameter; only headers are read."""
+        counts: dict[str, int] = {}
+        for shard in self.shards:
+            with open_safetensors(shard) as file:
+                for parameter, (place, key) in self._places.items():
+                    if place == shard:
+                        counts[parameter] = math.prod(file.get_slice(key).get_shape())
+        return counts
 
     @contextmanager
     def open(self, shard: Path) -> Iterator[Callable[[str], Tensor]]:

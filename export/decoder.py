@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
+import re
+from collections.abc import Callable
+from dataclasses import replace
 
 import onnx_ir as ir
 import torch
@@ -12,9 +13,10 @@ from torch.export import Dim
 
 from ..fixation import FixationPolicy
 from ..manifest import DecoderShape
-from . import ops
+from . import layers, ops
 from .attention import IMPLEMENTATION, Banks, State, TwoBankCache
 from .bodies import OPSET, functions
+from .quiet import quiet
 
 STATE_INPUTS = (*ops.STATE, "num_fixations", "fixation_slots")
 
@@ -50,6 +52,9 @@ class DecoderStep(nn.Module):
         self.lm_head = lm_head
         self.policy = policy
         self.decoding = decoding
+        for layer in language_model.layers:
+            layer.register_forward_pre_hook(_begin_layer, with_kwargs=True)
+        layer.register_forward_hook(_end_layers)
 
     def forward(
         self,
@@ -86,9 +91,16 @@ class DecoderStep(nn.Module):
         return logits, next_ids, next_position, next_text_length, next_text_valid, call.fixation, present
 
 
+def _begin_layer(module, args, kwargs):
+    return (torch.ops.fastocr.layer_boundary(args[0]), *args[1:]), kwargs
+
+
+def _end_layers(module, args, output):
+    return torch.ops.fastocr.layer_boundary(output)
+
+
 def trace_decoder(
-    language_model: nn.Module,
-    lm_head: nn.Module,
+    build: Callable[[int], tuple[nn.Module, nn.Module]],
     shape: DecoderShape,
     policy: FixationPolicy,
     *,
@@ -97,18 +109,74 @@ def trace_decoder(
 ) -> ir.Model:
     """Trace one decoder graph; weights are not read and may be uninitialised.
 
-    language_model and lm_head: modules of a Hugging Face model, in the export dtype. The result's parameters are
-    initializers under the model's own names and still without values, its attention the functions of `bodies`.
+    build(num_layers): the language model and the output head of a Hugging Face model of that depth, in the export
+    dtype: one layer of each kind is traced, and the graph then unrolled. The result's parameters are initializers
+    under the model's own names, without values; its attention is the functions of `bodies`.
     """
     policy.check(shape.num_layers)
+    kinds = layer_kinds(shape, policy, decoding)
+    traced = sorted(set(kinds))
+    language_model, lm_head = build(len(traced))
     language_model.config._attn_implementation = IMPLEMENTATION
-    dtype = next(lm_head.parameters()).dtype
-    step = DecoderStep(language_model, lm_head, policy, decoding).eval()
-    args, dynamic = _example(shape, dtype, decoding)
-    inputs, outputs = graph_inputs(shape, decoding), graph_outputs(shape, policy, decoding)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    step = DecoderStep(language_model, lm_head, _policy_of(traced, policy), decoding).eval()
+    model = _export(step, replace(shape, num_layers=len(traced)), decoding)
+    for name, _ in step.named_parameters():
+        if name in model.graph.initializers:
+            model.graph.initializers[name].const_value = None
+    layers.unroll(model.graph, kinds, traced, _rename, _carried)
+    _declare(model.graph, shape, policy, decoding)
+    for function in functions(per_kv_head=policy.per_kv_head, visual_slice=visual_slice):
+        body = ir.serde.deserialize_function(function)
+        model.functions[body.identifier()] = body
+    model.graph.opset_imports[ops.DOMAIN] = ops.OPSET_VERSION
+    return model
+
+
+def layer_kinds(shape: DecoderShape, policy: FixationPolicy, decoding: bool) -> list[str]:
+    """What each layer is in a graph. In dense.onnx only the last focal layer selects."""
+    if decoding:
+        return [policy.kind(i) for i in range(shape.num_layers)]
+    return ["focal" if i == policy.focal_layers[-1] else "dense" for i in range(shape.num_layers)]
+
+
+def _policy_of(kinds: list[str], policy: FixationPolicy) -> FixationPolicy:
+    """The policy of a decoder whose layers are of these kinds."""
+    focal = tuple(i for i, kind in enumerate(kinds) if kind == "focal")
+    dense = tuple(i for i, kind in enumerate(kinds) if kind == "dense")
+    return replace(policy, focal_layers=focal, dense_layers=dense)
+
+
+def _rename(name: str, layer: int, new_layer: int) -> str:
+    """Weights are `....layers.0....`, caches `past.0....` and `present.0....`."""
+    return re.sub(rf"(^past|^present|\.layers)\.{layer}\.", rf"\g<1>.{new_layer}.", name)
+
+
+def _carried(value: ir.Value) -> bool:
+    """The fixation passes from a focal layer to the layers after it."""
+    node = value.producer()
+    return value.name == "fixation" if node is None else (node.op_type == "FocalAttention" and value.index() == 5)
+
+
+def _declare(graph: ir.Graph, shape: DecoderShape, policy: FixationPolicy, decoding: bool) -> None:
+    """Order inputs and outputs as documented, and give them their symbolic shapes."""
+    for values, names in (
+        (graph.inputs, graph_inputs(shape, decoding)),
+        (graph.outputs, graph_outputs(shape, policy, decoding)),
+    ):
+        by_name = {value.name: value for value in values}
+        values.clear()
+        values.extend(by_name[name] for name in names)
+        for value in values:
+            value.shape = ir.Shape(_symbolic_shape(value.name, shape, decoding))
+    for node in graph:
+        if node.op_type == "FocalAttention":
+            node.outputs[-1].shape = ir.Shape(_symbolic_shape("fixation", shape, decoding))
+
+
+def _export(step: DecoderStep, shape: DecoderShape, decoding: bool) -> ir.Model:
+    args, dynamic = _example(shape, next(step.lm_head.parameters()).dtype, decoding)
+    inputs, outputs = graph_inputs(shape, decoding), graph_outputs(shape, step.policy, decoding)
+    with torch.no_grad(), quiet():
         exported = torch.export.export(step, args, dynamic_shapes=dynamic, strict=False)
         program = torch.onnx.export(
             exported,
@@ -118,16 +186,9 @@ def trace_decoder(
             opset_version=OPSET,
             optimize=False,
             verbose=False,
-            custom_translation_table=ops.TRANSLATION_TABLE,
+            custom_translation_table=ops.TRANSLATION_TABLE | layers.TRANSLATION_TABLE,
         )
-    model = program.model
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        value.shape = ir.Shape(_symbolic_shape(value.name, shape, decoding))
-    for function in functions(per_kv_head=policy.per_kv_head, visual_slice=visual_slice):
-        body = ir.serde.deserialize_function(function)
-        model.functions[body.identifier()] = body
-    model.graph.opset_imports[ops.DOMAIN] = ops.OPSET_VERSION
-    return model
+    return program.model
 
 
 def graph_inputs(shape: DecoderShape, decoding: bool) -> list[str]:

@@ -19,10 +19,11 @@ from . import processing
 from .checkpoint import Checkpoint, read_json
 from .decoder import trace_decoder
 from .families import family_of
-from .graph import Stored, clean, place_weights
+from .graph import BLOCK_SIZE, Stored, clean, place_weights
 from .output import check_output, check_space, new_directory
 from .prompt import render_prompt
 from .quantize import BITS
+from .quiet import quiet
 from .source import DEMO, find_checkpoint
 from .vision import trace_vision
 from .weights import DTYPES, WEIGHTS_NAME, bind, write_weights
@@ -83,10 +84,8 @@ def export_engine(
         "generation": processing.generation(folder, config, tokenizer),
     }
     with new_directory(output, force) as directory:
-        hf_model = family.build(config, DTYPES[dtype])
-        check_space(directory, _size(hf_model, weights))
-        graphs, entries = _trace(hf_model, family, config, decoder, chosen, weights, report)
-        del hf_model
+        check_space(directory, _size(checkpoint, dtype, weights))
+        graphs, entries = _trace(family, config, dtype, decoder, chosen, weights, report)
         placed = write_weights(
             directory / WEIGHTS_NAME, entries, checkpoint, DTYPES[dtype], lambda share: report("writing weights", share)
         )
@@ -183,35 +182,47 @@ def _capacities(
     return capacities
 
 
-def _trace(hf_model, family, config, decoder, policy, weights, report) -> tuple[dict[str, ir.Model], list[Stored]]:
+def _trace(family, config, dtype, decoder, policy, weights, report) -> tuple[dict[str, ir.Model], list[Stored]]:
     """The three graphs, cleaned and with their weights placed, and the entries of the weights file."""
-    parameters = {name for name, _ in hf_model.named_parameters()}
-    language_model, lm_head = family.decoder(hf_model)
+
+    def build(num_layers: int):
+        return family.decoder(family.build(config, DTYPES[dtype], num_layers))
+
+    tracers = {
+        "dense": lambda: trace_decoder(build, decoder, policy, decoding=False),
+        "fast": lambda: trace_decoder(build, decoder, policy, decoding=True),
+        "vision": lambda: _trace_vision(family.build(config, DTYPES[dtype], 1)),
+    }
     graphs: dict[str, ir.Model] = {}
     entries: list[Stored] = []
-    tracers = {
-        "dense": lambda: trace_decoder(language_model, lm_head, decoder, policy, decoding=False),
-        "fast": lambda: trace_decoder(language_model, lm_head, decoder, policy, decoding=True),
-        "vision": lambda: trace_vision(hf_model),
-    }
     for name, trace in tracers.items():
         report(f"tracing {name}.onnx", None)
-        graph = trace()
-        clean(graph, parameters)
-        bits = BITS[weights] if weights and name != "vision" else 0
-        entries += place_weights(graph, parameters, family.aliases(config), bits)
+        with quiet():
+            graph = trace()
+            clean(graph)
+            bits = BITS[weights] if weights and name != "vision" else 0
+            entries += place_weights(graph, family.aliases(config), bits)
         graphs[name] = graph
     return graphs, entries
 
 
-def _size(hf_model, weights: str | None) -> int:
-    """About how many bytes the engine takes."""
-    total = sum(p.numel() * p.element_size() for p in hf_model.parameters())
-    if weights is None:
-        return total
-    kept = sum(p.numel() * p.element_size() for p in hf_model.model.visual.parameters())
-    kept += hf_model.get_input_embeddings().weight.nbytes
-    return kept + (total - kept) * BITS[weights] // 16
+def _trace_vision(hf_model) -> ir.Model:
+    graph = trace_vision(hf_model)
+    for name, _ in hf_model.named_parameters():
+        if name in graph.graph.initializers:
+            graph.graph.initializers[name].const_value = None
+    return graph
+
+
+def _size(checkpoint: Checkpoint, dtype: str, weights: str | None) -> int:
+    """About how many bytes the engine's weights take."""
+    itemsize = DTYPES[dtype].itemsize
+    bits = BITS[weights] + 16 / BLOCK_SIZE if weights else 8 * itemsize
+    total = 0.0
+    for parameter, count in checkpoint.sizes().items():
+        kept = "visual" in parameter or "embed_tokens" in parameter
+        total += count * (itemsize if kept else bits / 8)
+    return int(total)
 
 
 def _describe(model: str | Path, folder: Path, config: transformers.PreTrainedConfig, checkpoint: Checkpoint) -> dict:

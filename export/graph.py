@@ -1,12 +1,12 @@
 """Clean a traced graph, and decide how each of its weights is stored.
 
-A parameter is an initializer that comes from the checkpoint. Its values are absent until `weights.write_weights` has
-put them into the file that all graphs share: graphs that name the same stored weight share one copy.
+A parameter is an initializer without a value: it comes from the checkpoint, and `weights.write_weights` puts it into
+the file that all graphs share. Graphs that name the same stored weight share one copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,11 +33,8 @@ class Stored:
     bits: int = 0
 
 
-def clean(model: ir.Model, parameters: Collection[str]) -> None:
-    """Fold, simplify and rename in place; forget where the trace came from. Parameters lose their (unset) values."""
-    for name, value in model.graph.initializers.items():
-        if name in parameters:
-            value.const_value = None  # so that no pass folds or merges what is not loaded yet
+def clean(model: ir.Model) -> None:
+    """Fold, simplify and name afresh in place; forget where the trace came from."""
     ir.passes.Sequential(
         ir.passes.PassManager(
             [
@@ -62,9 +59,7 @@ def clean(model: ir.Model, parameters: Collection[str]) -> None:
     _forget_origin(model)
 
 
-def place_weights(
-    model: ir.Model, parameters: Collection[str], aliases: Mapping[str, str], bits: int = 0
-) -> list[Stored]:
+def place_weights(model: ir.Model, aliases: Mapping[str, str], bits: int = 0) -> list[Stored]:
     """Point every use of a parameter at the form it is stored in, and list those forms.
 
     aliases: parameters that are another's storage (a tied head is its embedding). bits: 4 or 8 quantises the weights
@@ -72,8 +67,7 @@ def place_weights(
     is left for a runtime to fold into a second copy; a Gemm reads [out,in] as it is.
     """
     graph, stored = model.graph, {}
-    for name in [n for n in graph.initializers if n in parameters]:
-        value = graph.initializers[name]
+    for name, value in [(n, v) for n, v in graph.initializers.items() if v.const_value is None]:
         for node, index in list(value.uses()):
             product = _product(node, index)
             if product is not None and bits:

@@ -5,6 +5,8 @@ Checkpoints of this architecture (olmOCR, Nanonets and others) carry the same `m
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import transformers
 from torch import nn
@@ -27,8 +29,15 @@ def parameter_name(key: str) -> str:
     return key
 
 
-def build(config: transformers.PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-    """The model with uninitialised parameters, whose memory is not touched; buffers (rotary frequencies) are real."""
+def build(config: transformers.PreTrainedConfig, dtype: torch.dtype, num_layers: int | None = None) -> nn.Module:
+    """The model with uninitialised parameters, whose memory is not touched; buffers (rotary frequencies) are real.
+
+    num_layers: the decoder's depth where it is not the config's.
+    """
+    config = copy.deepcopy(config)
+    if num_layers is not None:
+        config.text_config.num_hidden_layers = num_layers
+        config.text_config.layer_types = config.text_config.layer_types[:num_layers]
     with no_init_weights():
         return getattr(transformers, MODEL_TYPES[config.model_type])._from_config(config, dtype=dtype).eval()
 

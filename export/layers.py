@@ -1,0 +1,154 @@
+"""Trace one layer of each kind, then unroll the graph to the model's depth.
+
+Tracing takes seconds a layer, and the layers of a model differ only in their weights, their cache and their kind. A
+`LayerBoundary` op marks where each traced layer begins and where the last one ends; it is gone after unrolling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx.defs
+import onnx_ir as ir
+import onnxscript
+import torch
+from torch import Tensor
+
+DOMAIN = "fastocr"
+_BOUNDARY = "LayerBoundary"
+
+
+@torch.library.custom_op("fastocr::layer_boundary", mutates_args=())
+def layer_boundary(hidden: Tensor) -> Tensor:
+    return hidden.clone()
+
+
+@layer_boundary.register_fake
+def _(hidden):
+    return torch.empty_like(hidden)
+
+
+def _register_schema() -> None:
+    schema = onnx.defs.OpSchema
+    if onnx.defs.has(_BOUNDARY, DOMAIN):
+        return
+    hidden, types = schema.FormalParameter, ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
+    onnx.defs.register_schema(
+        schema(
+            _BOUNDARY,
+            DOMAIN,
+            1,
+            inputs=[hidden("hidden", "T")],
+            outputs=[hidden("same", "T")],
+            type_constraints=[("T", types, "model dtype")],
+        )
+    )
+
+
+_register_schema()
+_fastocr = onnxscript.values.Opset(DOMAIN, 1)
+
+TRANSLATION_TABLE = {torch.ops.fastocr.layer_boundary.default: lambda hidden: _fastocr.LayerBoundary(hidden)}
+
+
+def unroll(
+    graph: ir.Graph,
+    kinds: Sequence[str],
+    traced: Sequence[str],
+    rename: Callable[[str, int, int], str],
+    carried: Callable[[ir.Value], bool] = lambda value: False,
+) -> None:
+    """Turn a graph of `len(traced)` layers, one of each kind, into one of `len(kinds)` layers, in place.
+
+    rename(name, layer, new_layer): the name that an initializer, input or output of traced layer `layer` has in layer
+    `new_layer`; a name that it leaves alone belongs to no layer. carried(value): whether a value beside the hidden
+    state passes from layer to layer; a layer that makes one replaces it for those after it. Inputs and outputs of
+    new layers come last, in the order of the layers.
+    """
+    nodes = list(graph)
+    marks = [i for i, node in enumerate(nodes) if node.op_type == _BOUNDARY]
+    if len(marks) != len(traced) + 1:
+        raise AssertionError(f"{len(traced)} layers were traced and {len(marks)} boundaries were found")
+    boundaries = [nodes[i] for i in marks]
+    segments = [nodes[begin + 1 : end] for begin, end in zip(marks, marks[1:], strict=False)]
+    segments = [_hoist(graph, segment, boundaries[0]) for segment in segments]
+    hidden = boundaries[0].inputs[0]
+    carry = next((value for value in graph.inputs if carried(value)), None)
+    made: list[ir.Value] = []
+    last = boundaries[-1]
+    for layer, kind in enumerate(kinds):
+        template = traced.index(kind)
+        mapping: dict[ir.Value, ir.Value | None] = {boundaries[template].outputs[0]: hidden}
+        for node in segments[template]:
+            for value in node.inputs:
+                if value is not None and value not in mapping:
+                    mapping[value] = carry if carried(value) else _outside(graph, value, rename, template, layer)
+            copy = _copy(node, mapping, layer)
+            graph.insert_before(last, copy)
+            for old, new in zip(node.outputs, copy.outputs, strict=True):
+                mapping[old] = new
+                if carried(old):
+                    carry = new
+                if old.is_graph_output() and not carried(old):
+                    new.name = rename(old.name, template, layer)
+                    made.append(new)
+        hidden = mapping[boundaries[template + 1].inputs[0]]
+    _finish(graph, boundaries, segments, hidden, carry, carried, made)
+
+
+def _hoist(graph: ir.Graph, segment: list[ir.Node], first: ir.Node) -> list[ir.Node]:
+    """Move a segment's constants before the first layer: another segment may use them."""
+    constants = [node for node in segment if node.op_type == "Constant"]
+    for node in constants:
+        graph.remove(node)
+        graph.insert_before(first, node)
+    return [node for node in segment if node.op_type != "Constant"]
+
+
+def _outside(graph: ir.Graph, value: ir.Value, rename, template: int, layer: int) -> ir.Value:
+    """What stands for an outside value in the new layer: its own weight or cache, or the same value."""
+    name = rename(value.name, template, layer)
+    if name == value.name:
+        return value
+    if value.is_initializer():
+        if name not in graph.initializers:
+            graph.initializers[name] = ir.Value(name=name, shape=value.shape, type=value.type)
+        return graph.initializers[name]
+    known = next((other for other in graph.inputs if other.name == name), None)
+    if known is None:
+        known = ir.Value(name=name, shape=value.shape, type=value.type)
+        graph.inputs.append(known)
+    return known
+
+
+def _copy(node: ir.Node, mapping: dict, layer: int) -> ir.Node:
+    outputs = [
+        ir.Value(name=f"{value.name}.{layer}" if value.name else None, shape=value.shape, type=value.type)
+        for value in node.outputs
+    ]
+    return ir.Node(
+        node.domain,
+        node.op_type,
+        [None if value is None else mapping[value] for value in node.inputs],
+        node.attributes.values(),
+        outputs=outputs,
+        overload=node.overload,
+        name=f"{node.name}.{layer}" if node.name else None,
+    )
+
+
+def _finish(graph: ir.Graph, boundaries, segments, hidden: ir.Value, carry, carried, made: list[ir.Value]) -> None:
+    """Join the tail to the last layer and drop the traced layers; new outputs come after the tail's."""
+    boundaries[-1].outputs[0].replace_all_uses_with(hidden)
+    stale = [*boundaries, *(node for segment in segments for node in segment)]
+    dropped = {value for node in stale for value in node.outputs}
+    kept: list[ir.Value] = []
+    for value in graph.outputs:
+        if carried(value):
+            carry.name = value.name
+            kept.append(carry)
+        elif value not in dropped:
+            kept.append(value)
+    graph.outputs.clear()
+    graph.outputs.extend([*kept, *made])
+    graph.remove(stale, safe=True)
