@@ -1,0 +1,71 @@
+"""What kind of page comes next: small ones first, larger ones as the reader earns them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from .data import Task
+
+# visual tokens -> pages in a step; a step of each kind takes about the same time
+_PAGES = {64: 16, 128: 10, 384: 4, 768: 2}
+_PAGES_TO_SEE = {128: 24, 384: 8}
+
+_LAYOUTS = (("column", 10), ("columns", 5), ("table", 4))
+
+
+class Stage(NamedTuple):
+    """read, see: visual tokens -> weight, of steps that train all and of steps for the vision tower alone. promoted:
+    the accuracy of the next character, at this many visual tokens, that leads to the next stage."""
+
+    read: dict[int, float]
+    see: dict[int, float]
+    promoted: tuple[int, float]
+
+
+STAGES = (
+    Stage({64: 30, 128: 25}, {128: 25, 384: 20}, (128, 0.75)),
+    Stage({64: 10, 128: 45, 384: 30}, {384: 15}, (384, 0.80)),
+    Stage({64: 3, 128: 22, 384: 45, 768: 25}, {384: 5}, (768, 0.88)),
+    Stage({64: 2, 128: 10, 384: 38, 768: 50}, {}, (768, 2.0)),
+)
+
+
+def task(stage: int, seed: int, step: int) -> Task:
+    """The task of a step, the same on every process."""
+    source = Random(f"task {seed} {step}")
+    kinds = [(size, True) for size in STAGES[stage].read] + [(size, False) for size in STAGES[stage].see]
+    weights = [*STAGES[stage].read.values(), *STAGES[stage].see.values()]
+    size, reading = source.choices(kinds, weights)[0]
+    names, shares = zip(*_LAYOUTS, strict=True)
+    layout = source.choices(names, shares)[0]
+    return Task(size, layout, _PAGES[size] if reading else _PAGES_TO_SEE[size], reading)
+
+
+class Progress:
+    """The stage, and running averages of accuracy by what was asked."""
+
+    def __init__(self, stage: int = 0):
+        self.stage = stage
+        self.averages: dict[str, float] = {}
+        self.steps_in_stage = 0
+
+    def note(self, key: str, value: float, share: float = 0.05) -> None:
+        self.averages[key] = self.averages.get(key, value) * (1 - share) + value * share
+
+    def promote(self) -> bool:
+        """Call after every step. True when a new stage has begun."""
+        self.steps_in_stage += 1
+        size, accuracy = STAGES[self.stage].promoted
+        earned = self.averages.get(f"read {size}", 0.0) > accuracy
+        if self.stage + 1 == len(STAGES) or self.steps_in_stage < 60 or not earned:
+            return False
+        self.stage += 1
+        self.steps_in_stage = 0
+        return True
+
+    def state_dict(self) -> dict:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict) -> None:
+        vars(self).update(state)

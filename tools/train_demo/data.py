@@ -1,0 +1,123 @@
+"""Batches of generated pages. All of a step follows from (seed, step), so that a resumed run sees the same pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastocr_trt.demo import layouts
+from fastocr_trt.demo.layouts_fonts import BUNDLED, Family, installed_families
+from fastocr_trt.demo.pages import SEEDS, SIZES
+
+from .characters import BLANK, END, ID, PADDING, PROMPT
+
+IGNORED = -100
+SHARDS = 2  # parts of a step that processes may share
+SLOTS = 6  # characters under one visual token that the auxiliary head is asked for
+
+
+class Batch(NamedTuple):
+    """Pages of one size.
+
+    pages [B,height,width] uint8. input_ids, labels [B,T] int64: the prompt and the text; labels are IGNORED where
+    nothing is asked. places [B,T,2] int64: visual tokens at which the label is found. under [B,N,SLOTS] int64: the
+    characters printed on each visual token, in reading order, BLANK after them. texts: what the pages say.
+    """
+
+    pages: Tensor
+    input_ids: Tensor
+    labels: Tensor
+    places: Tensor
+    under: Tensor
+    texts: list[str]
+    columns: int
+    rows: int
+
+
+class Task(NamedTuple):
+    """One kind of step. visual_tokens: a key of SIZES. layout: a name of layouts.NAMES. pages: in a step. reading:
+    False for steps that train the vision tower alone, by its auxiliary head."""
+
+    visual_tokens: int
+    layout: str
+    pages: int
+    reading: bool = True
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Faces to train on: those of the package, and all that are installed."""
+    return (*BUNDLED, *installed_families())
+
+
+def batches(task: Task, seed: int, step: int, shard: int, noise: float, rows_at_once: int = 3000) -> list[Batch]:
+    """Half of the pages of a step (shard 0 or 1), sorted by length and cut into batches of about `rows_at_once` visual
+    and text rows: small ones stay in the caches."""
+    source = Random(f"training {SEEDS['training'].start + seed} {step} {shard}")
+    columns, rows = SIZES[task.visual_tokens]
+    count = (task.pages + 1 - shard) // SHARDS
+    pages = [layouts.compose(source, columns, rows, task.layout, families()) for _ in range(count)]
+    pages.sort(key=lambda page: len(page.text))
+    found, waiting = [], []
+    for page in pages:
+        longest = len(page.text) + len(PROMPT) if task.reading else 0
+        if waiting and (len(waiting) + 1) * (columns * rows + longest) > rows_at_once:
+            found.append(collate(waiting, columns, rows, source, noise))
+            waiting = []
+        waiting.append(page)
+    return [*found, collate(waiting, columns, rows, source, noise)]
+
+
+def collate(pages: Sequence[layouts.PrintedPage], columns: int, rows: int, source: Random, noise: float = 0.0) -> Batch:
+    """noise: share of input characters that are wrong, missing or too many, on three pages of five: a reader that
+    only ever sees its own text right does not learn to find its way back."""
+    examples = [_example(page, source, noise if source.random() < 0.6 else 0.0) for page in pages]
+    longest = max(len(ids) for ids, _, _ in examples)
+    input_ids = np.full((len(pages), longest), PADDING, np.int64)
+    labels = np.full((len(pages), longest), IGNORED, np.int64)
+    places = np.zeros((len(pages), longest, 2), np.int64)
+    under = np.full((len(pages), columns * rows, SLOTS), BLANK, np.int64)
+    for number, (page, (ids, targets, found)) in enumerate(zip(pages, examples, strict=True)):
+        input_ids[number, : len(ids)] = ids
+        labels[number, : len(ids)] = targets
+        places[number, : len(ids)] = found
+        _fill_under(under[number], page)
+    grey = np.stack([page.grey for page in pages])
+    tensors = map(torch.from_numpy, (grey, input_ids, labels, places, under))
+    return Batch(*tensors, [page.text for page in pages], columns, rows)
+
+
+def _fill_under(under: np.ndarray, page: layouts.PrintedPage) -> None:
+    used = np.zeros(len(under), np.int64)
+    for character, place in page.drawn:
+        if used[place] < SLOTS:
+            under[place, used[place]] = ID[character]
+            used[place] += 1
+
+
+def _example(page: layouts.PrintedPage, source: Random, noise: float) -> tuple[list, list, list]:
+    """(input ids, labels, places) of one page, of equal length."""
+    targets = [*(ID[character] for character in page.text), END]
+    ids = list(PROMPT)
+    labels = [IGNORED] * (len(PROMPT) - 1) + [targets[0]]
+    places = [(0, 0)] * (len(PROMPT) - 1) + [tuple(page.places[0])]
+    for number, character in enumerate(targets[:-1]):
+        chance = source.random() if noise else 1.0
+        if chance < noise * 0.25 and number > 0:
+            continue  # a character was left out
+        following = (targets[number + 1], tuple(page.places[number + 1]))
+        wrong = source.randrange(95)
+        written = [wrong if noise * 0.25 <= chance < noise * 0.75 else character]
+        if noise * 0.75 <= chance < noise:
+            written.append(character if source.random() < 0.5 else wrong)
+        for one in written:
+            ids.append(one)
+            labels.append(following[0])
+            places.append(following[1])
+    return ids, labels, places

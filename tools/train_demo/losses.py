@@ -1,0 +1,84 @@
+"""What the reader is asked for: the next character; what is printed under each visual token; where to look.
+
+The second and the third are help during training. The auxiliary head is not part of the reader. The third, attention
+guidance, asks chosen layers to look at the visual token of the next character, and is why their focus is partly
+trained: say so wherever their sparsity is shown.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .characters import BLANK, END, NEWLINE
+from .data import IGNORED, SLOTS, Batch
+
+
+class CharacterHead(nn.Module):
+    """Guesses the characters under a visual token: [B,N,width] -> [B,N,SLOTS,BLANK + 1]."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.guess = nn.Linear(width, SLOTS * (BLANK + 1))
+        nn.init.normal_(self.guess.weight, std=0.02)
+        nn.init.zeros_(self.guess.bias)
+
+    def forward(self, visual: Tensor) -> Tensor:
+        return self.guess(visual).unflatten(-1, (SLOTS, BLANK + 1))
+
+
+class Weights(NamedTuple):
+    """How much each answer counts. text [B,T]: lines are lost at their ends and starts, pages at their end, so these
+    count more (a line break twice, the character after it three times, the end four times). places [B,T]: 1 where a
+    label is asked for. under [B,N,SLOTS]: blanks count less, being most."""
+
+    text: Tensor
+    places: Tensor
+    under: Tensor
+
+
+def weigh(batch: Batch) -> Weights:
+    asked = (batch.labels != IGNORED).float()
+    text = asked + (batch.labels == NEWLINE).float() + 3 * (batch.labels == END).float()
+    text += 2 * (batch.input_ids == NEWLINE).float() * asked
+    return Weights(text, asked, torch.where(batch.under == BLANK, 0.15, 1.0))
+
+
+class Answer(NamedTuple):
+    """loss: summed over the batch, weighted. correct, asked: counts."""
+
+    loss: Tensor
+    correct: int = 0
+    asked: int = 0
+
+
+def text_loss(logits: Tensor, batch: Batch, weights: Weights) -> Answer:
+    """Cross-entropy of the next character; logits [B,T,vocabulary]."""
+    each = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="none")
+    correct = (logits.detach().argmax(-1) == batch.labels).sum()
+    return Answer((each * weights.text.flatten()).sum(), int(correct), int(weights.places.sum()))
+
+
+def under_loss(guesses: Tensor, batch: Batch, weights: Weights) -> Answer:
+    """Cross-entropy of the characters under each visual token; guesses as CharacterHead gives them."""
+    each = F.cross_entropy(guesses.flatten(0, 2), batch.under.flatten(), reduction="none")
+    printed = batch.under != BLANK
+    correct = (guesses.detach().argmax(-1) == batch.under) & printed
+    return Answer((each * weights.under.flatten()).sum(), int(correct.sum()), int(printed.sum()))
+
+
+def guidance_loss(attention: list[Tensor], batch: Batch, weights: Weights) -> Answer:
+    """Minus the log share of attention, among visual tokens, on the two places of the label, mean over heads and
+    layers; attention as twin.Reading has it."""
+    here, there = batch.places.unbind(-1)
+    loss = torch.zeros(())
+    for shares in attention:
+        found = shares.gather(3, batch.places[:, None].expand(-1, shares.shape[1], -1, -1))
+        # One place named twice is one place.
+        second = found[..., 1].masked_fill((here == there)[:, None], float("-inf"))
+        both = torch.logaddexp(found[..., 0], second).mean(1)
+        loss = loss - (both * weights.places).sum() / len(attention)
+    return Answer(loss)
