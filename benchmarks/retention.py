@@ -16,7 +16,7 @@ from _eviction import POOL, EvictingSession
 
 from fastocr_trt import metrics
 from fastocr_trt.demo.pages import LAYOUTS, SEEDS, SIZES, generate_page
-from fastocr_trt.runtime import Engine
+from fastocr_trt.runtime import Engine, ParseResult
 
 KEEPS = (0.0, 0.01, 0.02, 0.05, 0.10, 0.25, 1.0)
 EVICTION_KEEPS = (0.05, 0.10, 0.25)
@@ -51,9 +51,15 @@ def read(setting: Setting, images: Sequence, max_new_tokens: int, advance) -> No
         pages = images[start : start + setting.batch]
         results = setting.engine.parse_batch(pages, mode=setting.mode, keep=setting.keep, max_new_tokens=max_new_tokens)
         setting.texts += [r.text for r in results]
-        evicts = isinstance(setting.engine.session, EvictingSession)
-        setting.reads += [setting.keep if evicts else r.mean_visual_reads for r in results]
+        setting.reads += [_reads(setting, result) for result in results]
         advance(len(pages))
+
+
+def _reads(setting: Setting, result: ParseResult) -> float:
+    if not isinstance(setting.engine.session, EvictingSession):
+        return result.mean_visual_reads
+    rows = result.visual_tokens
+    return setting.engine.manifest.policy.num_fixations(rows, setting.keep) / rows
 
 
 def row(setting: Setting, dense: Setting, truths: Sequence[str]) -> list[str]:
