@@ -71,7 +71,7 @@ def read_pages(model: Reader, pages: Sequence[GeneratedPage]) -> list[tuple[str,
     readings: list[tuple[str, bool]] = []
     for start in range(0, len(pages), _AT_ONCE):
         some = pages[start : start + _AT_ONCE]
-        inputs = model_inputs(np.stack([np.asarray(page.image.convert("L")) for page in some]))
+        inputs = model_inputs(np.stack([np.array(page.image.convert("L")) for page in some]))
         cap = round(most_characters(int((inputs["input_ids"][0] == IMAGE).sum())) * 1.15)
         with torch.inference_mode():
             output = model.generate(**inputs, max_new_tokens=cap, do_sample=False)
