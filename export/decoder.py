@@ -16,6 +16,7 @@ from ..manifest import DecoderShape
 from . import layers, ops
 from .attention import IMPLEMENTATION, Banks, State, TwoBankCache
 from .bodies import OPSET, functions
+from .graph import clean
 from .quiet import quiet
 
 STATE_INPUTS = (*ops.STATE, "num_fixations", "fixation_slots")
@@ -123,6 +124,7 @@ def trace_decoder(
     for name, _ in step.named_parameters():
         if name in model.graph.initializers:
             model.graph.initializers[name].const_value = None
+    clean(model)
     layers.unroll(model.graph, kinds, traced, _rename, _carried)
     _declare(model.graph, shape, policy, decoding)
     for function in functions(per_kv_head=policy.per_kv_head, visual_slice=visual_slice):

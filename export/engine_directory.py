@@ -199,7 +199,6 @@ def _trace(family, config, dtype, decoder, policy, weights, report) -> tuple[dic
         report(f"tracing {name}.onnx", None)
         with quiet():
             graph = trace()
-            clean(graph)
             bits = BITS[weights] if weights and name != "vision" else 0
             entries += place_weights(graph, family.aliases(config), bits)
         graphs[name] = graph
@@ -211,6 +210,7 @@ def _trace_vision(hf_model) -> ir.Model:
     for name, _ in hf_model.named_parameters():
         if name in graph.graph.initializers:
             graph.graph.initializers[name].const_value = None
+    clean(graph)
     return graph
 
 

@@ -48,17 +48,19 @@ class VisionTower(nn.Module):
         return visual.merger(hidden)
 
     def _rotary(self, positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [patches, 1, head_dim/2] float32: a quarter of head_dim turns with the row, one with the column."""
+        """cos and sin [patches, 1, head_dim/2] float32: half of the pairs turn with the row, half with the column."""
         half = head_dim // 2
-        frequency = 1.0 / (self.theta ** (torch.arange(0, half, 2, dtype=torch.float32) / half))
+        steps = torch.arange(0, half, 2, dtype=torch.float32, device=positions.device)
+        frequency = 1.0 / (self.theta ** (steps / half))
         angle = (positions.float().unsqueeze(-1) * frequency).flatten(1).unsqueeze(1)
         return angle.cos(), angle.sin()
 
 
 def _attend(attention: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, windows: tuple[Tensor, Tensor] | None):
     heads, scale = attention.num_heads, attention.scaling
-    query, key, value = _split(attention.qkv(hidden), 3)
-    query, key = (_rotate(t.unflatten(-1, (heads, -1)), cos, sin).flatten(1) for t in (query, key))
+    both, value = _cut(attention.qkv(hidden), 2 * heads * attention.head_dim)
+    rotated = _rotate(both.unflatten(-1, (2 * heads, -1)), cos, sin).flatten(1)  # queries and keys alike
+    query, key = _cut(rotated, heads * attention.head_dim)
     if windows is None:
         output = torch.ops.fastocr.bidirectional_attention(query, key, value, heads, scale)
     else:
@@ -68,14 +70,13 @@ def _attend(attention: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, wind
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary in float32 on [patches, heads, head_dim]; the pairs are (d, d + head_dim/2)."""
-    first, second = _split(states.float(), 2)
+    first, second = _cut(states.float(), states.shape[-1] // 2)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(states.dtype)
 
 
-def _split(states: Tensor, parts: int) -> list[Tensor]:
-    """Equal parts of the last dimension, as slices: torch.chunk would become an ONNX sequence, which few parsers take."""
-    width = states.shape[-1] // parts
-    return [states[..., i * width : (i + 1) * width] for i in range(parts)]
+def _cut(states: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The first `width` of the last dimension, and the rest; torch.split would become an ONNX sequence instead."""
+    return states[..., :width], states[..., width:]
 
 
 def trace_vision(model: nn.Module, form: ops.Form = "onnxruntime") -> ir.Model:
@@ -138,6 +139,4 @@ def _example(visual: nn.Module) -> tuple[tuple[Tensor, ...], tuple[dict[int, obj
         torch.zeros(windows, width, dtype=torch.int64, device=device),
         torch.zeros(patches, dtype=torch.int64, device=device),
     )
-    tokens = Dim("tokens", min=1, max=1 << 20)
-    dynamic = ({0: merge * tokens}, {0: merge * tokens}, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: merge * tokens})
-    return args, dynamic
+    return args, ({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
