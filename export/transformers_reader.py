@@ -27,11 +27,13 @@ class TransformersReader:
 
     def __init__(self, model: Path, threads: int | None = None):
         import torch
+        import transformers
         from transformers import AutoModelForImageTextToText, AutoTokenizer
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         if threads is not None:
             torch.set_num_threads(threads)
+        transformers.utils.logging.disable_progress_bar()  # loading takes a moment, and stderr is for errors
         try:
             self.model = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
             self.image_processor = Qwen2VLImageProcessorPil.from_pretrained(model)

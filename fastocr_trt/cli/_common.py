@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 import traceback
@@ -121,17 +120,7 @@ def import_exporter() -> Callable:
             f"exporting a model needs {error.name}, which is not installed; "
             "install the extra: pip install 'fastocr-trt[export]'"
         ) from None
-    quiet_libraries()
     return export_engine
-
-
-def quiet_libraries() -> None:
-    """Keep the exporter's libraries from filling the terminal with their own progress; warnings stay."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    for name in ("onnxscript", "onnx_ir", "torch.onnx", "torch.export"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 # -- types of options: argparse shows their ArgumentTypeError as one line and exits with 2 --

@@ -54,7 +54,7 @@ class Summary:
     failed: int = 0
     tokens: int = 0
     visual_tokens: int = 0
-    decode_steps: float = 0
+    decode_steps: int = 0
     decode_seconds: float = 0.0
     reads: float = 0.0
     finish_reasons: Counter = field(default_factory=Counter)
@@ -67,7 +67,8 @@ class Summary:
         self.pages += 1
         self.tokens += record.tokens
         self.visual_tokens += record.visual_tokens
-        self.decode_steps += max(record.tokens - 1, 0)
+        # The steps of a batch are those of its longest page; the page itself took as many as it has tokens.
+        self.decode_steps += min(record.tokens, record.timings["decode_steps"])
         self.decode_seconds += record.timings["decode"] / share
         self.reads += record.mean_visual_reads
         self.finish_reasons[record.finish_reason] += 1

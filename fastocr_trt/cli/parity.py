@@ -146,7 +146,6 @@ def _transformers(engine: Engine, options: argparse.Namespace):
         return None
     from ..export.transformers_reader import TransformersReader
 
-    common.quiet_libraries()
     return TransformersReader(checkpoint_of(engine, options.model), options.threads)
 
 
