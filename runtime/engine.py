@@ -38,11 +38,14 @@ class Engine:
         providers: Sequence[str] = ("cpu",),
         threads: int | None = None,
         verify: bool = False,
+        share_weights: bool | None = None,
     ) -> Engine:
         """Load `directory`, written by `fastocr-export`.
 
         providers: the first one that ONNX Runtime has here is used (`cpu`, `cuda`). threads: of one graph call, None
-        lets ONNX Runtime choose. verify: hash the weights too. Raises EngineError with the way to rebuild.
+        lets ONNX Runtime choose. verify: hash large files too. share_weights: keep one copy of the weights for all
+        graphs (batches are slower); None does so for large unquantised models. Raises EngineError with the way to
+        rebuild.
         """
         from .onnxruntime_session import OnnxRuntimeSession, choose_provider
 
@@ -50,7 +53,7 @@ class Engine:
         manifest = Manifest.read(directory)
         manifest.check_files(directory, hash_up_to=None if verify else HASHED_ON_LOAD)
         provider = choose_provider(providers, manifest.dtype)
-        session = OnnxRuntimeSession(directory, manifest, provider, threads)
+        session = OnnxRuntimeSession(directory, manifest, provider, threads, share_weights)
         for graph in ("vision", "dense", "fast"):
             session.graph(graph)
         return cls(manifest, session, load_tokenizer(directory / manifest.files["tokenizer"].file))

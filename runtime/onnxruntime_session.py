@@ -16,17 +16,28 @@ from .session import Mode
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 SLOT_BUCKET = 32  # text_slots grows by this many rows at a time: a new shape costs ONNX Runtime a new plan
+SHARED_ABOVE = 512 * 2**20  # bytes of weights; below, a second copy is cheaper than slower batches
 STEP_INPUTS = ("input_ids", "position_ids", "text_length", "text_valid")
 
 
 class OnnxRuntimeSession:
-    """A `Session` on ONNX Runtime. Not for two threads at once."""
+    """A `Session` on ONNX Runtime. Not for two threads at once.
 
-    def __init__(self, directory: Path, manifest: Manifest, provider: str = "cpu", threads: int | None = None) -> None:
+    share_weights: the graphs read one mapping of weights.bin and repack nothing; None does so for large models.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Manifest,
+        provider: str = "cpu",
+        threads: int | None = None,
+        share_weights: bool | None = None,
+    ) -> None:
         self.manifest = manifest
         self.device = Device(provider)
         self._directory = directory
-        self._options = _options(threads)
+        self._options = _options(threads, _shares(manifest) if share_weights is None else share_weights)
         self._provider = PROVIDERS[provider]
         self._graphs: dict[str, ort.InferenceSession] = {}
         self._inputs: dict[str, list[str]] = {}
@@ -239,8 +250,19 @@ def choose_provider(providers: Sequence[str], dtype: str) -> str:
     return chosen
 
 
-def _options(threads: int | None) -> ort.SessionOptions:
+def _shares(manifest: Manifest) -> bool:
+    """Whether the graphs had better read the one mapped weights file than repack it, a copy each.
+
+    Repacked weights help a batch, but double a large model's memory; a quantised matrix must be repacked, since ONNX
+    Runtime computes with it a hundred times slower as it lies.
+    """
+    return manifest.weights is None and manifest.files["weights"].size > SHARED_ABOVE
+
+
+def _options(threads: int | None, share_weights: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
+    if share_weights:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = 3  # in-place banks draw a warning per call otherwise
     if threads is not None:
         options.intra_op_num_threads = threads
