@@ -1,28 +1,28 @@
 """Time and peak memory of the vision graph in ONNX Runtime against transformers with sdpa, same page and threads.
 
 Two towers: the demo's, and a random one of the Qwen2.5-VL-3B shape (hidden 1280, 16 heads) cut to a few blocks, of
-which the last attends to the whole page. Runs alternate; the median is shown. Memory is what one page adds to a
+which the last attends to the whole page (in the real one 4 of 32 do). Memory is what one page adds to a
 process of its own that has already read a small page, so that weights do not count.
 
-    python benchmarks/vision_speed.py --tokens 1024 4096 --threads 1
+    python benchmarks/vision_speed.py --tokens 1024 4096
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from argparse import SUPPRESS
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx_ir
 import onnxruntime as ort
 import torch
+from _common import arguments, header, interleaved_medians, markdown_table, report
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from fastocr_trt.export.vision import trace_vision
@@ -106,35 +106,31 @@ def report_memory(args) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=["demo", "3b"], default=["demo", "3b"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 4096], help="visual tokens of the page")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=2, help="blocks of the 3B-shaped tower; the last is full")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--memory-of", choices=list(RUNNERS), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory-of", choices=list(RUNNERS), help=SUPPRESS)
     args = parser.parse_args()
     if args.memory_of:
         report_memory(args)
         return
-    print(f"| tower | visual tokens | fastocr s | transformers s | ratio | {' | '.join(f'{r} MiB' for r in RUNNERS)} |")
-    print("|---|---|---|---|---|---|---|")
-    for name in args.models:
+    rows = []
+    for name in args.models[:1] if args.quick else args.models:
         model = load_model(name, args.blocks)
         runners = {runner: make(model, args.threads) for runner, make in RUNNERS.items()}
-        for tokens in args.tokens:
+        for tokens in [64] if args.quick else args.tokens:
             pixels, grid = page(tokens)
-            times: dict[str, list[float]] = {runner: [] for runner in RUNNERS}
-            for _ in range(args.repeats):
-                for runner, run in runners.items():
-                    start = time.perf_counter()
-                    run(pixels, grid)
-                    times[runner].append(time.perf_counter() - start)
-            median = {runner: statistics.median(t) for runner, t in times.items()}
+            calls = {runner: partial(run, pixels, grid) for runner, run in runners.items()}
+            median = interleaved_medians(calls, args.rounds, warmup=0 if tokens > 2000 else 1)
             memory = [f"{added_memory(runner, name, tokens, args):.0f}" for runner in RUNNERS]
-            ratio = median["fastocr"] / median["transformers"]
-            seconds = f"{median['fastocr']:.3f} | {median['transformers']:.3f}"
-            print(f"| {name} | {grid[0] * grid[1] // 4} | {seconds} | {ratio:.2f} | {' | '.join(memory)} |", flush=True)
+            ratio = f"{median['fastocr'] / median['transformers']:.2f}"
+            tower = name if name == "demo" else f"{name}, {args.blocks} blocks"
+            rows.append([tower, grid[0] * grid[1] // 4, *(f"{t:.3f}" for t in median.values()), ratio, *memory])
+            print(rows[-1], file=sys.stderr, flush=True)
+    columns = ["tower", "visual tokens", *(f"{r} s" for r in RUNNERS), "ratio", *(f"{r} MiB" for r in RUNNERS)]
+    report(args, "vision_speed", header(args.threads, "torch", "transformers"), markdown_table(columns, rows))
 
 
 if __name__ == "__main__":
