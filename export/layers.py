@@ -71,7 +71,11 @@ def unroll(
         raise AssertionError(f"{len(traced)} layers were traced and {len(marks)} boundaries were found")
     boundaries = [nodes[i] for i in marks]
     segments = [nodes[begin + 1 : end] for begin, end in zip(marks, marks[1:], strict=False)]
-    segments = [_hoist(graph, segment, boundaries[0]) for segment in segments]
+
+    def own(value: ir.Value, layer: int) -> bool:
+        return carried(value) or rename(value.name, layer, len(kinds)) != value.name
+
+    segments = _hoist(graph, boundaries, segments, own)
     hidden = boundaries[0].inputs[0]
     carry = next((value for value in graph.inputs if carried(value)), None)
     made: list[ir.Value] = []
@@ -96,13 +100,23 @@ def unroll(
     _finish(graph, boundaries, segments, hidden, carry, carried, made)
 
 
-def _hoist(graph: ir.Graph, segment: list[ir.Node], first: ir.Node) -> list[ir.Node]:
-    """Move a segment's constants before the first layer: another segment may use them."""
-    constants = [node for node in segment if node.op_type == "Constant"]
-    for node in constants:
-        graph.remove(node)
-        graph.insert_before(first, node)
-    return [node for node in segment if node.op_type != "Constant"]
+def _hoist(graph: ir.Graph, boundaries: list[ir.Node], segments: list[list[ir.Node]], own) -> list[list[ir.Node]]:
+    """Move what no layer changes (constants, rotary factors) before the first layer; gives what is left of each.
+
+    own(value, layer): whether an outside value belongs to the layer or is carried.
+    """
+    varying = {boundary.outputs[0] for boundary in boundaries}
+    left: list[list[ir.Node]] = []
+    for layer, segment in enumerate(segments):
+        left.append([])
+        for node in segment:
+            if any(value is not None and (value in varying or own(value, layer)) for value in node.inputs):
+                varying.update(node.outputs)
+                left[-1].append(node)
+            else:
+                graph.remove(node)
+                graph.insert_before(boundaries[0], node)
+    return left
 
 
 def _outside(graph: ir.Graph, value: ir.Value, rename, template: int, layer: int) -> ir.Value:
