@@ -185,6 +185,8 @@ def _command(options: argparse.Namespace) -> int:
         pairs = {"dense": Pair("dense against transformers"), **pairs}
     failed = 0
     for page in pages:
+        for note in page.notes:
+            common.warn(note)
         try:
             if page.error is not None:
                 raise page.error
