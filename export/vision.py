@@ -6,15 +6,17 @@ the host computes (`runtime/vision_layout.py`). The tower's own modules are call
 
 from __future__ import annotations
 
-import logging
-import warnings
+from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from . import layers
 from . import vision_attention as ops
+from .graph import clean
+from .quiet import quiet
 
 INPUTS = ("pixel_values", "rotary_positions", "window_rows", "window_inverse")
 OUTPUT = "visual_embeds"
@@ -24,16 +26,14 @@ class VisionTower(nn.Module):
     """The traced module: a Qwen2-VL or Qwen2.5-VL tower, one image at a time.
 
     Submodules are named so that parameter names equal the Hugging Face model's (`model.visual...`). Patches stay in
-    the order of pixel_values throughout, so merged tokens leave in raster order.
+    the order of pixel_values throughout, so merged tokens leave in raster order. `blocks` are those to run.
     """
 
-    def __init__(self, visual: nn.Module):
+    def __init__(self, visual: nn.Module, blocks: Sequence[int]):
         super().__init__()
         self.model = nn.ModuleDict({"visual": visual})
-        config = visual.config
-        self.theta = config.rope_parameters["rope_theta"]
-        # Qwen2-VL has no windows: every block attends to the whole page.
-        self.full_blocks = set(getattr(config, "fullatt_block_indexes", range(config.depth)))
+        self.blocks = blocks
+        self.kinds = block_kinds(visual.config)
 
     def forward(self, pixel_values: Tensor, rotary_positions: Tensor, window_rows: Tensor, window_inverse: Tensor):
         visual = self.model["visual"]
@@ -41,17 +41,20 @@ class VisionTower(nn.Module):
         kernel = visual.patch_embed.proj.weight.flatten(1)
         hidden = nn.functional.linear(pixel_values.to(kernel.dtype), kernel, visual.patch_embed.proj.bias)
         cos, sin = self._rotary(rotary_positions, visual.blocks[0].attn.head_dim)
-        for i, block in enumerate(visual.blocks):
-            windows = None if i in self.full_blocks else (window_rows, window_inverse)
+        for i in self.blocks:
+            block = visual.blocks[i]
+            windows = None if self.kinds[i] == "full" else (window_rows, window_inverse)
+            hidden = torch.ops.fastocr.layer_boundary(hidden)
             hidden = hidden + _attend(block.attn, block.norm1(hidden), cos, sin, windows)
             hidden = hidden + block.mlp(block.norm2(hidden))
-        return visual.merger(hidden)
+        return visual.merger(torch.ops.fastocr.layer_boundary(hidden))
 
     def _rotary(self, positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
         """cos and sin [patches, 1, head_dim/2] float32: half of the pairs turn with the row, half with the column."""
+        theta = self.model["visual"].config.rope_parameters["rope_theta"]
         half = head_dim // 2
         steps = torch.arange(0, half, 2, dtype=torch.float32, device=positions.device)
-        frequency = 1.0 / (self.theta ** (steps / half))
+        frequency = 1.0 / (theta ** (steps / half))
         angle = (positions.float().unsqueeze(-1) * frequency).flatten(1).unsqueeze(1)
         return angle.cos(), angle.sin()
 
@@ -85,28 +88,29 @@ def trace_vision(model: nn.Module, form: ops.Form = "onnxruntime") -> ir.Model:
     model: a ...ForConditionalGeneration in the export dtype; its parameters may be uninitialised or on "meta".
     form: the bodies of the attention functions, see `vision_attention.functions`.
 
-    The result's parameters are initializers under the model's own names, of the checkpoint's shapes: linear layers
-    are Gemm with transB = 1, so nothing needs transposing; only the patch embedding's kernel passes a Reshape.
-    Initializers hold the model's tensors: real weights are there to be saved, others to be replaced.
+    One block of each kind is traced, and the graph then unrolled to the tower's depth. The result's parameters are
+    initializers under the model's own names, of the checkpoint's shapes: linear layers are Gemm with transB = 1, so
+    nothing needs transposing; only the patch embedding's kernel passes a Reshape. They hold the model's tensors: real
+    weights are there to be saved, others to be replaced.
     """
     visual = model.model.visual
-    tower = VisionTower(visual).eval()
-    args, dynamic = _example(visual)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        exported = torch.export.export(tower, args, dynamic_shapes=dynamic, strict=False)
-        program = torch.onnx.export(
-            exported,
-            args=(),
-            input_names=list(INPUTS),
-            output_names=[OUTPUT],
-            opset_version=ops.OPSET,
-            optimize=False,
-            verbose=False,
-            custom_translation_table=ops.TRANSLATION_TABLE,
-        )
-    traced = program.model
+    kinds = block_kinds(visual.config)
+    traced_kinds = sorted(set(kinds))
+    blocks = [kinds.index(kind) for kind in traced_kinds]
+    tower = VisionTower(visual, blocks).eval()
+    traced = _export(tower, *_example(visual))
+    parameters = dict(tower.named_parameters())
+    for name in parameters.keys() & traced.graph.initializers.keys():
+        traced.graph.initializers[name].const_value = None  # or cleaning would read and fold small ones
+    clean(traced)
+
+    def rename(name: str, layer: int, block: int) -> str:
+        return name.replace(f".blocks.{blocks[layer]}.", f".blocks.{block}.")
+
+    layers.unroll(traced.graph, kinds, traced_kinds, rename)
+    for name, initializer in traced.graph.initializers.items():
+        if name in parameters:
+            initializer.const_value = ir.tensor_adapters.TorchTensor(parameters[name], name=name)
     for value, shape in zip((*traced.graph.inputs, *traced.graph.outputs), _shapes(visual), strict=True):
         value.shape = ir.Shape(shape)
     for function in ops.functions(form):
@@ -116,6 +120,28 @@ def trace_vision(model: nn.Module, form: ops.Form = "onnxruntime") -> ir.Model:
     if form == "onnxruntime":
         traced.graph.opset_imports["com.microsoft"] = 1
     return traced
+
+
+def block_kinds(config) -> list[str]:
+    """What each block attends to: "windowed", or "full" for the whole page, which is all that Qwen2-VL has."""
+    full = set(getattr(config, "fullatt_block_indexes", range(config.depth)))
+    return ["full" if i in full else "windowed" for i in range(config.depth)]
+
+
+def _export(tower: VisionTower, args: tuple[Tensor, ...], dynamic: tuple) -> ir.Model:
+    with torch.no_grad(), quiet():
+        exported = torch.export.export(tower, args, dynamic_shapes=dynamic, strict=False)
+        program = torch.onnx.export(
+            exported,
+            args=(),
+            input_names=list(INPUTS),
+            output_names=[OUTPUT],
+            opset_version=ops.OPSET,
+            optimize=False,
+            verbose=False,
+            custom_translation_table=ops.TRANSLATION_TABLE | layers.TRANSLATION_TABLE,
+        )
+    return program.model
 
 
 def _shapes(visual: nn.Module) -> tuple[tuple[str | int, ...], ...]:
