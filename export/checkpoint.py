@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,31 +32,39 @@ class Checkpoint:
                 self._places[rename(key)] = (shard, key)
 
     @property
-    def parameters(self) -> list[str]:
-        return list(self._places)
-
-    @property
     def shards(self) -> list[Path]:
         """Weight files in the order in which they are read."""
         return sorted({shard for shard, _ in self._places.values()})
 
     def shard_of(self, parameter: str) -> Path:
-        if parameter not in self._places:
-            raise ExportError(
-                f"{self.folder} has no weight {parameter!r} although its config asks for it; the download is "
-                "incomplete or the config belongs to another checkpoint"
-            )
         return self._places[parameter][0]
 
-    def sizes(self) -> dict[str, int]:
-        """Number of values of each parameter; only headers are read."""
-        counts: dict[str, int] = {}
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each parameter; only headers are read."""
+        shapes: dict[str, tuple[int, ...]] = {}
         for shard in self.shards:
             with open_safetensors(shard) as file:
+                present = set(file.keys())
                 for parameter, (place, key) in self._places.items():
-                    if place == shard:
-                        counts[parameter] = math.prod(file.get_slice(key).get_shape())
-        return counts
+                    if place == shard and key in present:
+                        shapes[parameter] = tuple(file.get_slice(key).get_shape())
+        return shapes
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ExportError where a parameter is missing or of another shape than `expected`."""
+        shapes = self.shapes()
+        missing = [name for name in expected if name not in shapes]
+        if missing:
+            raise ExportError(
+                f"{self.folder} lacks {len(missing)} of {len(expected)} weights, for example {missing[0]!r}: the "
+                "download is incomplete, or config.json belongs to another checkpoint"
+            )
+        for name, shape in expected.items():
+            if shapes[name] != shape:
+                raise ExportError(
+                    f"{self.folder}: the weight {name!r} has shape {list(shapes[name])} and config.json asks for "
+                    f"{list(shape)}: config.json belongs to another checkpoint"
+                )
 
     @contextmanager
     def open(self, shard: Path) -> Iterator[Callable[[str], Tensor]]:
@@ -83,7 +90,9 @@ def open_safetensors(path: Path):
     try:
         return safe_open(path, framework="pt")
     except FileNotFoundError:
-        raise ExportError(f"{path} is named by the checkpoint's index and missing; the download is incomplete") from None
+        raise ExportError(
+            f"{path} is named by the checkpoint's index and missing; the download is incomplete"
+        ) from None
     except (OSError, SafetensorError) as error:
         raise ExportError(f"{path} is not readable as safetensors ({error}); fetch it again") from None
 

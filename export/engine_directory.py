@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,12 @@ def export_engine(
     output = Path(output)
     _check_choices(dtype, weights)
     check_output(output, force)
-    report("finding the checkpoint", None)
+    report("reading the checkpoint", None)
     folder = find_checkpoint(model)
     family, config = _read_config(folder)
     checkpoint = Checkpoint(folder, family.parameter_name)
+    shapes = family.parameter_shapes(config)
+    checkpoint.check(shapes)
     tokenizer = processing.load_tokenizer(folder)
     decoder, vision = family.decoder_shape(config), family.vision_shape(config)
     images = processing.image_processing(folder, vision)
@@ -84,7 +87,7 @@ def export_engine(
         "generation": processing.generation(folder, config, tokenizer),
     }
     with new_directory(output, force) as directory:
-        check_space(directory, _size(checkpoint, dtype, weights))
+        check_space(directory, _size(shapes, dtype, weights))
         graphs, entries = _trace(family, config, dtype, decoder, chosen, weights, report)
         placed = write_weights(
             directory / WEIGHTS_NAME, entries, checkpoint, DTYPES[dtype], lambda share: report("writing weights", share)
@@ -214,15 +217,13 @@ def _trace_vision(hf_model) -> ir.Model:
     return graph
 
 
-def _size(checkpoint: Checkpoint, dtype: str, weights: str | None) -> int:
+def _size(shapes: Mapping[str, tuple[int, ...]], dtype: str, weights: str | None) -> int:
     """About how many bytes the engine's weights take."""
     itemsize = DTYPES[dtype].itemsize
-    bits = BITS[weights] + 16 / BLOCK_SIZE if weights else 8 * itemsize
-    total = 0.0
-    for parameter, count in checkpoint.sizes().items():
-        kept = "visual" in parameter or "embed_tokens" in parameter
-        total += count * (itemsize if kept else bits / 8)
-    return int(total)
+    quantised = (BITS[weights] + 8 * itemsize / BLOCK_SIZE) / 8 if weights else itemsize
+    kept = sum(math.prod(s) for name, s in shapes.items() if "visual" in name or "embed_tokens" in name)
+    total = sum(math.prod(s) for s in shapes.values())
+    return int(kept * itemsize + (total - kept) * quantised)
 
 
 def _describe(model: str | Path, folder: Path, config: transformers.PreTrainedConfig, checkpoint: Checkpoint) -> dict:

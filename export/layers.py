@@ -6,6 +6,7 @@ Tracing takes seconds a layer, and the layers of a model differ only in their we
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import onnx.defs
@@ -70,7 +71,7 @@ def unroll(
     if len(marks) != len(traced) + 1:
         raise AssertionError(f"{len(traced)} layers were traced and {len(marks)} boundaries were found")
     boundaries = [nodes[i] for i in marks]
-    segments = [nodes[begin + 1 : end] for begin, end in zip(marks, marks[1:], strict=False)]
+    segments = [nodes[begin + 1 : end] for begin, end in itertools.pairwise(marks)]
 
     def own(value: ir.Value, layer: int) -> bool:
         return carried(value) or rename(value.name, layer, len(kinds)) != value.name

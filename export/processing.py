@@ -32,7 +32,9 @@ def image_processing(folder: Path, vision: VisionShape) -> ImageProcessing:
     if data.get("resample", _BICUBIC) != _BICUBIC:
         raise ExportError(f"{folder}: the processor resizes with filter {data['resample']}; only bicubic (3) is known")
     if not (data.get("do_rescale", True) and data.get("do_normalize", True) and data.get("do_resize", True)):
-        raise ExportError(f"{folder}: the processor leaves out resizing, rescaling or normalising, which is unsupported")
+        raise ExportError(
+            f"{folder}: the processor leaves out resizing, rescaling or normalising, which is unsupported"
+        )
     return ImageProcessing(
         min_pixels=int(data.get("min_pixels") or size.get("shortest_edge") or _MIN_PIXELS),
         max_pixels=int(data.get("max_pixels") or size.get("longest_edge") or _MAX_PIXELS),

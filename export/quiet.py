@@ -7,7 +7,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_LOGGERS = ("torch", "torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript", "onnx_ir", "transformers")
+_LOGGERS = (
+    "torch",
+    "torch.onnx",
+    "torch.onnx._internal.exporter._registration",
+    "onnxscript",
+    "onnx_ir",
+    "transformers",
+)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """The three ops' ONNX functions in ONNX Runtime against the oracle."""
 
+# ruff: noqa: E402  (imports after the check that the extra is there)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -38,7 +40,7 @@ class Case:
 
 
 def make_case(**changes) -> Case:
-    """A ragged batch in the middle of prefill or decoding; *_share: how full each page's bank is; keep: each page's k."""
+    """A ragged batch in the middle of prefill or decoding. *_share: how full each page's bank is."""
     c = DEFAULT_CASE | changes
     rng = np.random.default_rng(c["seed"])
     batch, kv, rows, dim = c["batch"], c["kv_heads"], c["rows"], c["head_dim"]
@@ -46,9 +48,7 @@ def make_case(**changes) -> Case:
     share = {bank: np.resize(c[f"{bank}_share"], batch) for bank in capacity}
     length = {bank: np.floor(share[bank] * (capacity[bank] - rows)).astype(np.int64) for bank in capacity}
     steps = np.arange(1, rows + 1)
-    valid = {
-        bank: length[bank][:, None] + (steps if bank == c["chunk"] else np.zeros_like(steps)) for bank in capacity
-    }
+    valid = {bank: length[bank][:, None] + (steps if bank == c["chunk"] else np.zeros_like(steps)) for bank in capacity}
     draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
     inputs = {
         "query": draw(batch, kv * c["group"], rows, dim) * 2,
@@ -110,7 +110,10 @@ def session(op: str, per_kv_head: bool = True, visual_slice: bool = True) -> ort
 
 def run(op: str, case: Case, **variant) -> dict[str, np.ndarray]:
     names, results, _ = ops.SIGNATURES[op]
-    inputs = case.inputs | {"visual_key": case.inputs["past_visual_key"], "visual_value": case.inputs["past_visual_value"]}
+    inputs = case.inputs | {
+        "visual_key": case.inputs["past_visual_key"],
+        "visual_value": case.inputs["past_visual_value"],
+    }
     feeds = {name: np.ascontiguousarray(inputs[name]) for name in names}
     return dict(zip(results, session(op, **variant).run(None, feeds), strict=True))
 

@@ -42,6 +42,14 @@ def build(config: transformers.PreTrainedConfig, dtype: torch.dtype, num_layers:
         return getattr(transformers, MODEL_TYPES[config.model_type])._from_config(config, dtype=dtype).eval()
 
 
+def parameter_shapes(config: transformers.PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter that the checkpoint must hold."""
+    with torch.device("meta"):
+        model = build(config, torch.float32)
+    tied = aliases(config)
+    return {name: tuple(value.shape) for name, value in model.named_parameters() if name not in tied}
+
+
 def decoder(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """The language model and the output head."""
     return model.model.language_model, model.lm_head
