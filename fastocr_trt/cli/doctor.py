@@ -64,7 +64,7 @@ def check_cpu() -> Check:
         import onnxruntime
     except Exception as error:
         return Check("onnxruntime cpu", "broken", f"import fails: {error}", "pip install --force-reinstall onnxruntime")
-    return Check("onnxruntime cpu", "works", f"version {onnxruntime.__version__}, fp32, int4 and int8 weights")
+    return Check("onnxruntime cpu", "works", f"version {onnxruntime.__version__}, fp32 and fp16, int4 and int8 weights")
 
 
 def check_cuda() -> Check:
