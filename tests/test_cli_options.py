@@ -102,8 +102,11 @@ def test_debug_shows_the_traceback(capsys):
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    """As in `fastocr-doctor | head -0`: no traceback, no complaint at exit."""
-    script = "import sys\nfrom fastocr_trt.cli.doctor import main\nsys.exit(main([]))"
+    """As in `fastocr-parse book.pdf | head -1`: no traceback, no complaint at exit."""
+    script = (
+        "import sys\nfrom fastocr_trt.cli._common import make_parser, run\n"
+        "sys.exit(run(make_parser('tool', '', ''), lambda options: print('text') or 0, []))"
+    )
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run([sys.executable, "-c", script], stdout=write, stderr=subprocess.PIPE, text=True, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 from cli_helpers import FakeEngine, blank, result, tiff
@@ -278,3 +279,19 @@ class TestFiles:
         shown = capsys.readouterr().err
         assert "error: cannot write" in shown and "choose another place with -o" in shown
         assert engine.pages == 0
+
+    @pytest.mark.parametrize("form", ["text", "json"])
+    def test_a_disk_that_fills_up_leaves_nothing_half_written(self, use, tmp_path, capsys, form):
+        use(lambda n: result("text " * 40))
+        out = tmp_path / "out.txt"
+        out.write_text("old")
+        page = tiff(tmp_path / "a.tif", 3)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))  # bytes: a file may not grow beyond
+        try:
+            assert run(page, "-o", out, "--format", form, "--quiet") == 2
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert capsys.readouterr().err == f"error: cannot write {out}: File too large; choose another place with -o\n"
+        assert out.read_text() == "old"
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tif", "out.txt"]

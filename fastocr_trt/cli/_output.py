@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -36,17 +37,27 @@ class AtomicFile:
                 raise FastOCRError(f"cannot write {target}: it is a directory; end it with / to write files into it")
             self.file: TextIO = self.part.open("w", encoding="utf-8")
         except OSError as error:
-            raise FastOCRError(f"cannot write {target}: {error.strerror}; choose another place with -o") from None
+            raise cannot_write(target, error) from None
 
     def commit(self) -> None:
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        self.part.replace(self.target)
+        """FastOCRError where the disk does not take it; then nothing is left."""
+        try:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            self.part.replace(self.target)
+        except OSError as error:
+            self.discard()
+            raise cannot_write(self.target, error) from None
 
     def discard(self) -> None:
-        self.file.close()
+        with suppress(OSError):  # closing flushes what the disk did not take
+            self.file.close()
         self.part.unlink(missing_ok=True)
+
+
+def cannot_write(target: Path, error: OSError) -> FastOCRError:
+    return FastOCRError(f"cannot write {target}: {error.strerror or error}; choose another place with -o")
 
 
 class TextWriter:
@@ -110,23 +121,33 @@ class JsonWriter:
 
 
 class FileWriter:
-    """A TextWriter or a JsonWriter into one file, which appears at `close`, and only where a page was delivered."""
+    """A TextWriter or a JsonWriter into one file, which appears at `close`, and only where a page was delivered.
+
+    FastOCRError where the disk does not take it, a full one for example: then no file appears.
+    """
 
     def __init__(self, target: Path, form: str, head: dict[str, Any]):
         self.atomic = AtomicFile(target)
         self.inner = make_inner(self.atomic.file, form, head)
+        self.torn = False
 
     def page(self, record: PageRecord) -> None:
-        self.inner.page(record)
+        try:
+            self.inner.page(record)
+        except OSError as error:
+            self.torn = True
+            raise cannot_write(self.atomic.target, error) from None
 
     def close(self, summary: Summary, complete: bool) -> None:
+        if self.torn or not self.inner.written:
+            self.atomic.discard()
+            return
         try:
             self.inner.close(summary, complete)
-        finally:
-            if self.inner.written:
-                self.atomic.commit()
-            else:
-                self.atomic.discard()
+        except OSError as error:
+            self.atomic.discard()
+            raise cannot_write(self.atomic.target, error) from None
+        self.atomic.commit()
 
 
 class FolderWriter:
