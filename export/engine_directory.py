@@ -20,7 +20,7 @@ from . import processing
 from .checkpoint import Checkpoint, read_json
 from .decoder import trace_decoder
 from .families import family_of
-from .graph import BLOCK_SIZE, Stored, clean, place_weights
+from .graph import BLOCK_SIZE, Stored, place_weights
 from .output import check_output, check_space, new_directory
 from .prompt import render_prompt
 from .quantize import BITS
@@ -209,11 +209,11 @@ def _trace(family, config, dtype, decoder, policy, weights, report) -> tuple[dic
 
 
 def _trace_vision(hf_model) -> ir.Model:
+    """The vision graph with its parameters released, as those of the decoder are."""
     graph = trace_vision(hf_model)
     for name, _ in hf_model.named_parameters():
         if name in graph.graph.initializers:
             graph.graph.initializers[name].const_value = None
-    clean(graph)
     return graph
 
 
