@@ -9,8 +9,6 @@ process of its own that has already read a small page, so that weights do not co
 
 from __future__ import annotations
 
-import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -47,6 +45,7 @@ def load_model(name: str, blocks: int) -> Qwen2_5_VLForConditionalGeneration:
 def ours(model, threads: int):
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
+    options.enable_mem_pattern = False  # as the engine runs it
     options.log_severity_level = 3
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vision.onnx"
@@ -100,9 +99,15 @@ def report_memory(args) -> None:
     run = RUNNERS[args.memory_of](load_model(args.models[0], args.blocks), args.threads)
     pixels, grid = page(args.tokens[0])
     run(*page(16))
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    resident = memory_status("VmRSS")
     run(pixels, grid)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident) / 2**20)
+    print(memory_status("VmHWM") - resident)
+
+
+def memory_status(field: str) -> float:
+    """MiB. ru_maxrss will not do: a process starts with its parent's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 def main() -> None:
