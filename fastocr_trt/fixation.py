@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from typing import Any, Literal
 
 from .errors import FastOCRError
@@ -41,6 +42,8 @@ class FixationPolicy:
         both = sorted(set(self.focal_layers) & set(self.dense_layers))
         if both:
             raise FastOCRError(f"layers {both} are both focal and dense; a focal layer is dense already, name it once")
+        if not isinstance(self.per_kv_head, bool):
+            raise FastOCRError(f"per_kv_head is {self.per_kv_head!r}; it must be true or false")
         for name in ("min_tokens", "refresh_every"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -110,7 +113,7 @@ class FixationPolicy:
 
 def check_keep(keep: float) -> float:
     """`keep` as a float, or FastOCRError where it is not a number from 0 to 1."""
-    if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 <= keep <= 1:
+    if isinstance(keep, bool) or not isinstance(keep, Real) or not 0 <= keep <= 1:
         raise FastOCRError(f"keep is {keep!r}; it is a share of the visual tokens and must lie in 0 to 1 (5% is 0.05)")
     return float(keep)
 

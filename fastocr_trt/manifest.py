@@ -6,10 +6,11 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from .errors import EngineError
+from .errors import EngineError, FastOCRError
 from .fixation import FixationPolicy
+from .records import checked, record
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -125,28 +126,32 @@ class Manifest:
 
         hash_up_to: files of more bytes than this are not hashed; None hashes all.
         """
-        for name, record in self.files.items():
-            path = directory / record.file
+        for name, expected in self.files.items():
+            path = directory / expected.file
             if not path.is_file():
-                raise EngineError(f"{directory} lacks {record.file} ({name}); {REBUILD}")
+                raise EngineError(f"{directory} lacks {expected.file} ({name}); {REBUILD}")
             size = path.stat().st_size
-            if size != record.size:
+            if size != expected.size:
                 raise EngineError(
-                    f"{path} is {size:,} bytes and the manifest says {record.size:,}: "
+                    f"{path} is {size:,} bytes and the manifest says {expected.size:,}: "
                     f"half-written or changed; {REBUILD}"
                 )
-            if (hash_up_to is None or size <= hash_up_to) and sha256(path) != record.sha256:
+            if (hash_up_to is None or size <= hash_up_to) and sha256(path) != expected.sha256:
                 raise EngineError(f"{path} does not match the hash in the manifest: it was changed; {REBUILD}")
 
 
 REBUILD = "export it again with `fastocr-export MODEL -o DIR --force`"
+REQUIRED_FILES = {"vision", "dense", "fast", "weights", "tokenizer"}
+DTYPES = ("fp32", "fp16", "bf16")
+WEIGHTS = (None, "int4", "int8")
+# Each part's type, and the smallest whole number in it.
 _PARTS = {
-    "decoder": DecoderShape,
-    "vision": VisionShape,
-    "image_processing": ImageProcessing,
-    "capacities": Capacities,
-    "prompt": Prompt,
-    "generation": Generation,
+    "decoder": (DecoderShape, 1),
+    "vision": (VisionShape, 1),
+    "image_processing": (ImageProcessing, 1),
+    "capacities": (Capacities, 1),
+    "prompt": (Prompt, 0),
+    "generation": (Generation, 0),
 }
 
 
@@ -172,9 +177,9 @@ def _read(directory: Path) -> Manifest:
         raise EngineError(f"{directory} is not an engine directory: it has no {MANIFEST_NAME}; {REBUILD}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, endless digits, endless nesting
         raise EngineError(f"{path} is not readable JSON ({error}): half-written or foreign; {REBUILD}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("schema_version"), int):
+    if not isinstance(data, dict) or type(data.get("schema_version")) is not int:
         raise EngineError(f"{path} is not a fastocr manifest: it has no schema_version; {REBUILD}")
     version = data["schema_version"]
     if version > SCHEMA_VERSION:
@@ -189,18 +194,44 @@ def _read(directory: Path) -> Manifest:
     if missing:
         raise EngineError(f"{path} lacks {missing}: half-written or foreign; {REBUILD}")
     try:
-        parts = {name: kind(**_tuples(data[name])) for name, kind in _PARTS.items()}
-        files = {name: FileRecord(**record) for name, record in data["files"].items()}
-    except (TypeError, AttributeError) as error:
-        raise EngineError(f"{path} has fields this version does not know ({error}); {REBUILD}") from None
+        parts = {name: record(kind, data[name], name, least) for name, (kind, least) in _PARTS.items()}
+        files = {
+            name: record(FileRecord, item, f"files.{name}")
+            for name, item in checked(data["files"], dict, "files").items()
+        }
+        hints = get_type_hints(Manifest)
+        rest = {
+            name: checked(value, hints[name], name)
+            for name, value in data.items()
+            if name in known and name not in _PARTS and name not in ("policy", "files")
+        }
+        _check_values(parts, files, rest)
+    except ValueError as error:
+        raise EngineError(f"{path} does not fit: {error}; {REBUILD}") from None
     outside = [r.file for r in files.values() if Path(r.file).name != r.file]
     if outside:
         raise EngineError(f"{path} names files outside its directory: {outside}")
-    policy = FixationPolicy.from_dict(data["policy"])
-    policy.check(parts["decoder"].num_layers)
-    rest = {k: v for k, v in data.items() if k in known and k not in _PARTS and k not in ("policy", "files")}
+    try:
+        policy = FixationPolicy.from_dict(data["policy"])
+        policy.check(parts["decoder"].num_layers)
+    except FastOCRError as error:
+        raise EngineError(f"{path}: {error}; {REBUILD}") from None
     return Manifest(**rest, **parts, policy=policy, files=files)
 
 
-def _tuples(data: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+def _check_values(parts: dict[str, Any], files: dict[str, FileRecord], rest: dict[str, Any]) -> None:
+    """What a type does not say; ValueError."""
+    absent = sorted(REQUIRED_FILES - set(files))
+    if absent:
+        raise ValueError(f"files lacks {absent}")
+    for name, allowed in (("dtype", DTYPES), ("weights", WEIGHTS)):
+        if rest[name] not in allowed:
+            raise ValueError(f"{name} is {rest[name]!r}, not one of {list(allowed)}")
+    images, channels = parts["image_processing"], parts["vision"].in_channels
+    for name in ("image_mean", "image_std"):
+        if len(getattr(images, name)) != channels:
+            raise ValueError(f"image_processing.{name} has {len(getattr(images, name))} values for {channels} channels")
+    if min(images.image_std) <= 0 or images.rescale_factor <= 0:
+        raise ValueError("image_processing.image_std and rescale_factor must be above 0")
+    if images.min_pixels > images.max_pixels:
+        raise ValueError(f"image_processing.min_pixels is {images.min_pixels} and max_pixels {images.max_pixels}")

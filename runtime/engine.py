@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import EngineError, FastOCRError
 from ..manifest import Manifest
 from .batch import BatchRun
-from .options import Reading
+from .options import MAX_THREADS, Reading, check_count
 from .results import ParseResult
 from .session import Mode, Session
 from .text import Detokenizer, load_tokenizer
@@ -23,13 +24,16 @@ HASHED_ON_LOAD = 64 * 2**20  # files up to this size are hashed at every load; l
 
 
 class Engine:
-    """An engine directory, loaded. Reads one batch at a time; calls from several threads wait for each other."""
+    """An engine directory, loaded. Reads one batch at a time; calls from several threads wait for each other.
+
+    A stream that was begun and not taken to its end holds the engine until it is closed.
+    """
 
     def __init__(self, manifest: Manifest, session: Session, tokenizer: Tokenizer) -> None:
         self.manifest = manifest
         self.session = session
         self.tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._turn = _Turn()
 
     @classmethod
     def load(
@@ -49,6 +53,10 @@ class Engine:
         """
         from .onnxruntime_session import OnnxRuntimeSession, choose_provider
 
+        if not isinstance(directory, (str, Path)):
+            raise EngineError(f"an engine is loaded from a path, not from a {type(directory).__name__}")
+        if threads is not None:
+            threads = check_count(threads, "threads", MAX_THREADS)
         directory = Path(directory)
         manifest = Manifest.read(directory)
         manifest.check_files(directory, hash_up_to=None if verify else HASHED_ON_LOAD)
@@ -72,11 +80,13 @@ class Engine:
 
         A page's result does not depend on the pages beside it.
         """
-        reading = Reading(prompt, mode, **options)
+        if not isinstance(pages, (list, tuple)):
+            raise FastOCRError(f"pages is a {type(pages).__name__}; it must be a list, of an image or a path per page")
+        reading = Reading.of(prompt, mode, options)
         size = self.manifest.capacities.max_batch
         results: list[ParseResult] = []
         for start in range(0, len(pages), size):
-            with self._lock:
+            with self._turn:
                 run = self._run(pages[start : start + size], reading, first_page=start)
                 for _ in run.steps():
                     pass
@@ -92,7 +102,7 @@ class Engine:
         **options,
     ) -> TextStream:
         """Read one page; iterate the result for pieces of text as they are written. progress: prompt tokens fed."""
-        return TextStream(self._run([page], Reading(prompt, mode, **options), progress=progress), self._lock)
+        return TextStream(self._run([page], Reading.of(prompt, mode, options), progress=progress), self._turn)
 
     def _run(self, pages: Sequence[PageImages], reading: Reading, **more) -> BatchRun:
         return BatchRun(self.manifest, self.session, self.tokenizer, pages, reading, **more)
@@ -101,9 +111,9 @@ class Engine:
 class TextStream:
     """Pieces of text; afterwards `result`. In a loop the last pieces are more than `result.text` keeps."""
 
-    def __init__(self, run: BatchRun, lock: threading.Lock) -> None:
+    def __init__(self, run: BatchRun, turn: _Turn) -> None:
         self._run = run
-        self._lock = lock
+        self._turn = turn
         self._started = False
         self._result: ParseResult | None = None
 
@@ -113,7 +123,7 @@ class TextStream:
         self._started = True
         detokenizer = Detokenizer(self._run.tokenizer)
         sent = 0
-        with self._lock:
+        with self._turn:
             for _ in self._run.steps():
                 tokens = self._run.pages[0].token_ids
                 for token in tokens[sent:]:
@@ -130,3 +140,21 @@ class TextStream:
         if self._result is None:
             raise RuntimeError("take the stream's pieces to the end before its result")
         return self._result
+
+
+class _Turn:
+    """Whose turn it is to use the session: other threads wait, but a thread never waits for itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            raise FastOCRError("this thread has an open stream of this engine; take it to its end or close it first")
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        self._owner = None
+        self._lock.release()

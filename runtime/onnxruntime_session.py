@@ -56,6 +56,7 @@ class OnnxRuntimeSession:
                 session = ort.InferenceSession(str(path), self._options, providers=[self._provider])
             except Exception as error:  # ONNX Runtime raises a dozen unrelated types
                 raise EngineError(f"ONNX Runtime cannot load {path}: {_first_line(error)}; {REBUILD}") from error
+            _check_graph(name, session, self.manifest, path)
             self._graphs[name] = session
             self._inputs[name] = [i.name for i in session.get_inputs()]
             self._outputs[name] = [o.name for o in session.get_outputs()]
@@ -232,9 +233,8 @@ class OnnxRuntimeSession:
 
 def choose_provider(providers: Sequence[str], dtype: str) -> str:
     """The first of `providers` that ONNX Runtime has here; EngineError where there is none, or it lacks the dtype."""
-    unknown = [p for p in providers if p not in PROVIDERS]
-    if unknown or not providers:
-        raise EngineError(f"providers {list(providers)} must be one or more of {sorted(PROVIDERS)}")
+    if not isinstance(providers, (list, tuple)) or not providers or any(p not in PROVIDERS for p in providers):
+        raise EngineError(f"providers is {providers!r}; it must be a list of one or more of {sorted(PROVIDERS)}")
     available = ort.get_available_providers()
     chosen = next((p for p in providers if PROVIDERS[p] in available), None)
     if chosen is None:
@@ -248,6 +248,34 @@ def choose_provider(providers: Sequence[str], dtype: str) -> str:
             "CPU, or run it with provider 'cuda'"
         )
     return chosen
+
+
+def _check_graph(name: str, session: ort.InferenceSession, manifest: Manifest, path: Path) -> None:
+    """Raise EngineError where the graph is not the one that the manifest describes."""
+    decoder, vision = manifest.decoder, manifest.vision
+    number = {"fp32": "tensor(float)", "fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}[manifest.dtype]
+    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    wanted: dict[str, tuple[str, int, int]] = {}  # name -> type, axis, size there
+    if name == "vision":
+        wanted["pixel_values"] = ("tensor(float)", 1, width)
+        wanted["visual_embeds"] = (number, 1, decoder.hidden_size)
+    else:
+        last = f"{decoder.num_layers - 1}.text_key"
+        wanted[f"past.{last}"] = (number, 1, decoder.num_key_value_heads)
+        wanted[f"present.{last}"] = (number, 3, decoder.head_dim)
+        wanted["logits"] = ("tensor(float)", 1, decoder.vocab_size)
+        if f"past.{decoder.num_layers}.text_key" in {i.name for i in session.get_inputs()}:
+            raise EngineError(f"{path} has more layers than the manifest's {decoder.num_layers}; {REBUILD}")
+    found = {v.name: v for v in (*session.get_inputs(), *session.get_outputs())}
+    for value, (kind, axis, size) in wanted.items():
+        if value not in found:
+            raise EngineError(f"{path} has no {value}: it is not the {name} graph of this manifest; {REBUILD}")
+        shape = found[value].shape
+        if found[value].type != kind or axis >= len(shape) or shape[axis] != size:
+            raise EngineError(
+                f"{path} has {value} as {found[value].type} {shape}, and the manifest says {kind} with {size} in "
+                f"place {axis}; {REBUILD}"
+            )
 
 
 def _shares(manifest: Manifest) -> bool:

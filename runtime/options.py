@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import Any
 
 from ..errors import FastOCRError
 from ..fixation import check_keep
 from .session import MODES, Mode
 
+MAX_THREADS = 1024
+
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of one call. Raises FastOCRError for a value out of range."""
+    """Options of one call. Raises FastOCRError for a value out of range.
+
+    prompt: the user's words in place of the engine's default. keep: in place of the policy's. max_new_tokens: limit
+    per page, None for what the engine holds. temperature, top_p, seed: see Sampler. resize_to_fit: make a page
+    smaller that has more visual tokens than the engine holds, instead of refusing it. loop_guard: end a page whose
+    text goes round in circles.
+    """
 
     prompt: str | None = None
     mode: Mode = "fast"
@@ -23,10 +33,33 @@ class Reading:
     resize_to_fit: bool = True
     loop_guard: bool = True
 
+    @classmethod
+    def of(cls, prompt: str | None, mode: Mode, options: dict[str, Any]) -> Reading:
+        """From a call's keyword arguments; FastOCRError names an unknown one."""
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise FastOCRError(f"unknown options {unknown}; known are {known}")
+        return cls(prompt, mode, **options)
+
     def __post_init__(self) -> None:
+        if self.prompt is not None and not isinstance(self.prompt, str):
+            raise FastOCRError(f"prompt is a {type(self.prompt).__name__}; it must be a str, or None for the default")
         if self.mode not in MODES:
             raise FastOCRError(f"mode is {self.mode!r}; choose one of {list(MODES)}")
         if self.keep is not None:
             check_keep(self.keep)
-        if self.max_new_tokens is not None and (not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1):
-            raise FastOCRError(f"max_new_tokens is {self.max_new_tokens!r}; it must be a whole number of at least 1")
+        if self.max_new_tokens is not None:
+            check_count(self.max_new_tokens, "max_new_tokens")
+        for name in ("resize_to_fit", "loop_guard"):
+            if not isinstance(getattr(self, name), bool):
+                raise FastOCRError(f"{name} is {getattr(self, name)!r}; it must be True or False")
+
+
+def check_count(value: Any, name: str, highest: int | None = None) -> int:
+    """`value` as an int, or FastOCRError where it is not a whole number from 1 to `highest`."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < 1 or (highest is not None and value > highest):
+        limit = "of at least 1" if highest is None else f"from 1 to {highest}"
+        raise FastOCRError(f"{name} is {value!r}; it must be a whole number {limit}")
+    return int(value)

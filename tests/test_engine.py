@@ -1,5 +1,8 @@
 """The demo engine read whole: against transformers, against the oracle, and in the corners where banks end."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -211,8 +214,13 @@ def test_seeded_sampling_repeats_itself_and_differs_from_greedy(engine, pages):
         ({"keep": -0.1}, "-0.1"),
         ({"mode": "quick"}, "quick"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": True}, "max_new_tokens is True"),
         ({"temperature": -1.0}, "-1"),
         ({"top_p": 0.0}, "top_p"),
+        ({"prompt": 5}, "prompt is a int"),
+        ({"prompt": b"x"}, "prompt is a bytes"),
+        ({"resize_to_fit": "no"}, "resize_to_fit is 'no'"),
+        ({"focus": 1}, "unknown options"),
     ],
 )
 def test_options_out_of_range(engine, pages, options, words):
@@ -220,11 +228,96 @@ def test_options_out_of_range(engine, pages, options, words):
         engine.parse(pages[0], **options)
 
 
-def test_unknown_and_absent_providers(demo_engine_dir):
-    with pytest.raises(EngineError, match="must be one or more of"):
-        Engine.load(demo_engine_dir, providers=("tpu",))
+def test_numbers_of_numpy_are_numbers(engine, pages):
+    result = engine.parse(pages[0], keep=np.float32(1.0), max_new_tokens=np.int64(3))
+    assert len(result.token_ids) == 3
+
+
+@pytest.mark.parametrize("pages", [None, 5, "page.png"])
+def test_pages_that_are_no_list(engine, pages):
+    with pytest.raises(FastOCRError, match="must be a list"):
+        engine.parse_batch(pages)
+
+
+def test_a_thread_does_not_wait_for_its_own_stream(engine, pages):
+    pieces = iter(engine.stream(pages[0]))
+    next(pieces)
+    with pytest.raises(FastOCRError, match="open stream"):
+        engine.parse(pages[0])
+    pieces.close()
+    assert engine.parse(pages[0], max_new_tokens=1).token_ids
+
+
+def test_threads_take_turns(engine, pages):
+    """Two threads on one engine: each gets its own page, whole."""
+    alone = [engine.parse(page, max_new_tokens=20).token_ids for page in pages[:2]]
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda page: engine.parse(page, max_new_tokens=20).token_ids, pages[:2]))
+    assert both == alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"providers": ("tpu",)}, "must be a list of"),
+        ({"providers": None}, "providers is None"),
+        ({"threads": 0}, "threads is 0"),
+        ({"threads": 10**9}, "threads is 1000000000"),
+        ({"threads": "x"}, "threads is 'x'"),
+    ],
+)
+def test_load_options_out_of_range(demo_engine_dir, arguments, words):
+    with pytest.raises(FastOCRError, match=words):
+        Engine.load(demo_engine_dir, **arguments)
+
+
+def test_load_from_what_is_no_path():
+    with pytest.raises(EngineError, match="NoneType"):
+        Engine.load(None)
+
+
+def test_cuda_where_it_is_absent(demo_engine_dir):
     import onnxruntime
 
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         with pytest.raises(EngineError, match="onnxruntime-gpu"):
             Engine.load(demo_engine_dir, providers=("cuda",))
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("decoder", "num_layers", 7),
+        ("decoder", "num_layers", 5),
+        ("decoder", "num_key_value_heads", 1),
+        ("decoder", "head_dim", 32),
+        ("decoder", "vocab_size", 10),
+        ("decoder", "hidden_size", 128),
+        ("vision", "patch_size", 16),
+        (None, "dtype", "fp16"),
+    ],
+)
+def test_graphs_that_are_not_the_manifests(demo_engine_dir, tmp_path, part, field, value):
+    for file in demo_engine_dir.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    path = tmp_path / "manifest.json"
+    data = json.loads(path.read_text())
+    (data if part is None else data[part])[field] = value
+    if value == 5:
+        data["policy"]["focal_layers"] = [2]
+    path.unlink()
+    path.write_text(json.dumps(data))
+    with pytest.raises(EngineError, match="manifest"):
+        Engine.load(tmp_path)
+
+
+def test_graphs_in_each_others_place(demo_engine_dir, tmp_path):
+    for file in demo_engine_dir.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    path = tmp_path / "manifest.json"
+    data = json.loads(path.read_text())
+    data["files"]["vision"], data["files"]["dense"] = data["files"]["dense"], data["files"]["vision"]
+    path.unlink()
+    path.write_text(json.dumps(data))
+    with pytest.raises(EngineError, match="not the vision graph"):
+        Engine.load(tmp_path)
