@@ -12,8 +12,9 @@ from typing import Literal
 
 import onnx_ir as ir
 from onnx_ir.passes import common
-from onnxscript import rewriter
-from onnxscript.optimizer import _constant_folding as folding
+from onnxscript.optimizer import optimize_ir
+
+from .fusions import fuse
 
 Form = Literal["plain", "transposed", "packed", "scales"]
 BLOCK_SIZE = 32  # rows of a weight that share one scale
@@ -35,27 +36,10 @@ class Stored:
 
 def clean(model: ir.Model) -> None:
     """Fold, simplify and name afresh in place; forget where the trace came from."""
-    ir.passes.Sequential(
-        ir.passes.PassManager(
-            [
-                folding.FoldConstantsPass(
-                    shape_inference=True,
-                    input_size_limit=folding.DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT,
-                    output_size_limit=folding.DEFAULT_CONSTANT_FOLD_OUTPUT_SIZE_LIMIT,
-                ),
-                rewriter.RewritePass(rewriter._DEFAULT_REWRITE_RULES),
-                common.RemoveUnusedNodesPass(),
-                common.RemoveUnusedOpsetsPass(),
-            ],
-            steps=2,
-            early_stop=True,
-        ),
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common.CommonSubexpressionEliminationPass(),
-        common.RemoveUnusedNodesPass(),
-        common.OutputFixPass(),
-        common.NameFixPass(),
-    )(model)
+    optimize_ir(model, inline=False)
+    fuse(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.RemoveUnusedNodesPass()(model)
     _forget_origin(model)
 
 

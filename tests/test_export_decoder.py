@@ -160,25 +160,29 @@ def test_a_finished_page_stands_still(tiny) -> None:
     assert (outputs["next_fixation"] == -1).all()  # num_fixations is 0
 
 
-@pytest.fixture(scope="module")
-def traced_fast():
+def trace_fast(dtype: torch.dtype):
     """fast.onnx of the tiny model, traced and without weights."""
     config = tiny_checkpoint.config()
     return export_decoder.trace_decoder(
-        lambda layers: qwen2_5_vl.decoder(qwen2_5_vl.build(config, torch.float32, layers)),
+        lambda layers: qwen2_5_vl.decoder(qwen2_5_vl.build(config, dtype, layers)),
         qwen2_5_vl.decoder_shape(config),
         FixationPolicy((0,), ()),
         decoding=True,
     )
 
 
-def with_weights(traced, folder: Path, output: Path, bits: int = 0):
+@pytest.fixture(scope="module")
+def traced_fast():
+    return trace_fast(torch.float32)
+
+
+def with_weights(traced, folder: Path, output: Path, bits: int = 0, dtype: torch.dtype = torch.float32):
     """The traced graph with a checkpoint's weights, in `output`; gives a session and the graph's ONNX model."""
     graph = traced.clone()
     entries = export_graph.place_weights(graph, {}, bits)
     checkpoint = Checkpoint(folder, qwen2_5_vl.parameter_name)
     output.mkdir()
-    placed = export_weights.write_weights(output / "weights.bin", entries, checkpoint, torch.float32)
+    placed = export_weights.write_weights(output / "weights.bin", entries, checkpoint, dtype)
     export_weights.bind(graph, placed)
     export_decoder.ir.save(graph, output / "fast.onnx")
     onnx.checker.check_model(output / "fast.onnx")
@@ -207,7 +211,8 @@ def session_run(session, seed: int, token: int = 5) -> dict:
         if "int64" in put.type:
             feeds[put.name] = np.zeros(shape, np.int64)
         else:
-            feeds[put.name] = rng.standard_normal(shape).astype(np.float32)
+            dtype = np.float16 if "float16" in put.type else np.float32
+            feeds[put.name] = rng.standard_normal(shape).astype(dtype)
     feeds |= {name: np.array([3]) for name in ("visual_length", "text_length")}
     feeds |= {"visual_valid": np.array([[3]]), "text_valid": np.array([[4]]), "input_ids": np.array([[token]])}
     feeds |= {"visual_slots": np.arange(3), "text_slots": np.arange(4), "fixation_slots": np.arange(2)}
@@ -229,6 +234,22 @@ def test_quantised_weights_stay_close(tiny, traced_fast, tmp_path: Path, bits: i
         assert np.abs(actual - expected).max() > 0
     sizes = [(tmp_path / name / "weights.bin").stat().st_size for name in ("plain", "quantised")]
     assert sizes[1] < sizes[0]
+
+
+def test_half_precision_stays_close_and_is_fused_alike(tiny, traced_fast, tmp_path: Path) -> None:
+    """Norms and rotary embeddings are single nodes in both types, although transformers casts around them in fp16."""
+    _, folder, _, _ = tiny
+    full, full_model = with_weights(traced_fast, folder, tmp_path / "fp32")
+    traced_half = trace_fast(torch.float16)
+    half, half_model = with_weights(traced_half, folder, tmp_path / "fp16", dtype=torch.float16)
+    for model in (full_model, half_model):
+        kinds = [node.op_type for node in model.graph.node]
+        assert kinds.count("RMSNormalization") == 4 * 2 + 1
+        assert kinds.count("RotaryEmbedding") == 4 * 2
+    for seed in range(3):
+        expected, actual = (session_run(session, seed)["logits"] for session in (full, half))
+        assert actual.dtype == np.float32
+        assert np.abs(actual - expected).max() < 0.02 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("which", ["demo", "tiny"])

@@ -1,7 +1,5 @@
 """The manifest's parts that come from a checkpoint's small files."""
 
-
-
 from __future__ import annotations
 
 import json
