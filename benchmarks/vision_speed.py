@@ -45,7 +45,7 @@ def load_model(name: str, blocks: int) -> Qwen2_5_VLForConditionalGeneration:
 def ours(model, threads: int):
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.enable_mem_pattern = False  # as the engine runs it
+    options.enable_mem_pattern = options.enable_mem_reuse = False  # as the engine runs it
     options.log_severity_level = 3
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vision.onnx"

@@ -37,7 +37,8 @@ class OnnxRuntimeSession:
         self.manifest = manifest
         self.device = Device(provider)
         self._directory = directory
-        self._options = _options(threads, _shares(manifest) if share_weights is None else share_weights)
+        self._threads = threads
+        self._share_weights = _shares(manifest) if share_weights is None else share_weights
         self._provider = PROVIDERS[provider]
         self._graphs: dict[str, ort.InferenceSession] = {}
         self._inputs: dict[str, list[str]] = {}
@@ -53,7 +54,8 @@ class OnnxRuntimeSession:
         if name not in self._graphs:
             path = self._directory / self.manifest.files[name].file
             try:
-                session = ort.InferenceSession(str(path), self._options, providers=[self._provider])
+                options = _options(self._threads, self._share_weights, reuse=name != "vision")
+                session = ort.InferenceSession(str(path), options, providers=[self._provider])
             except Exception as error:  # ONNX Runtime raises a dozen unrelated types
                 raise EngineError(f"ONNX Runtime cannot load {path}: {_first_line(error)}; {REBUILD}") from error
             _check_graph(name, session, self.manifest, path)
@@ -287,8 +289,10 @@ def _shares(manifest: Manifest) -> bool:
     return manifest.weights is None and manifest.files["weights"].size > SHARED_ABOVE
 
 
-def _options(threads: int | None, share_weights: bool) -> ort.SessionOptions:
+def _options(threads: int | None, share_weights: bool, reuse: bool = True) -> ort.SessionOptions:
+    """reuse: let a later tensor take an earlier one's memory, which is held until the last of them is done."""
     options = ort.SessionOptions()
+    options.enable_mem_reuse = reuse
     if share_weights:
         options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = 3  # in-place banks draw a warning per call otherwise
