@@ -104,6 +104,11 @@ def _shards(folder: Path) -> dict[Path, list[str]]:
             raise ExportError(f"{folder / INDEX} has no weight_map; fetch the checkpoint again")
         shards: dict[Path, list[str]] = {}
         for key, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ExportError(
+                    f"{folder / INDEX} says that {key!r} lies in {file!r}, which is no file name; "
+                    "fetch the checkpoint again"
+                )
             shards.setdefault(folder / file, []).append(key)
         missing = sorted(shard.name for shard in shards if not shard.is_file())
         if missing:

@@ -35,6 +35,28 @@ DEMO_POLICY = FixationPolicy(focal_layers=(2, 5), dense_layers=(0,), keep=0.05)
 DEMO_PROMPT = "OCR:\n"
 MAX_VISUAL_TOKENS = 8192  # default limits, where the model's own are not lower
 MAX_TEXT_TOKENS = 4096
+SIZES = {
+    "text_config": (
+        "num_hidden_layers",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "max_position_embeddings",
+    ),
+    "vision_config": (
+        "depth",
+        "hidden_size",
+        "num_heads",
+        "in_channels",
+        "patch_size",
+        "temporal_patch_size",
+        "spatial_merge_size",
+        "window_size",
+    ),
+}
+"""Fields of a config that count something; those that a family lacks are passed over."""
 
 
 def export_engine(
@@ -71,9 +93,8 @@ def export_engine(
     check_output(output, force)
     report("reading the checkpoint", None)
     folder = find_checkpoint(model)
-    family, config = _read_config(folder)
+    family, config, shapes = _read_config(folder)
     checkpoint = Checkpoint(folder, family.parameter_name)
-    shapes = family.parameter_shapes(config)
     checkpoint.check(shapes)
     tokenizer = processing.load_tokenizer(folder)
     decoder, vision = family.decoder_shape(config), family.vision_shape(config)
@@ -127,19 +148,42 @@ def _check_choices(dtype: str, weights: str | None) -> None:
         raise ExportError(f"weights is {weights!r}; it must be one of {', '.join(BITS)}, or left out")
 
 
-def _read_config(folder: Path) -> tuple[Any, transformers.PreTrainedConfig]:
-    """The family's module and the config; ExportError where the family is unsupported or the config unusable."""
-    data = read_json(folder / "config.json", "its architecture")
-    family = family_of(data.get("model_type"), str(folder))
-    if data.get("quantization_config"):
-        method = data["quantization_config"].get("quant_method", "unknown")
-        raise ExportError(f"{folder} is quantised already ({method}); export the unquantised checkpoint with --weights")
+def _read_config(folder: Path) -> tuple[Any, transformers.PreTrainedConfig, dict[str, tuple[int, ...]]]:
+    """The family's module, the config and the shapes of its parameters.
+
+    ExportError where the family is unsupported or the config unusable.
+    """
+    path = folder / "config.json"
+    data = read_json(path, "its architecture")
     try:
+        family = family_of(data.get("model_type"), str(folder))
+        if data.get("quantization_config"):
+            method = data["quantization_config"].get("quant_method", "unknown")
+            raise ExportError(
+                f"{folder} is quantised already ({method}); export the unquantised checkpoint with --weights"
+            )
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        _check_sizes(config)
         family.check(config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ExportError(f"{folder / 'config.json'} cannot be used: {error}") from None
-    return family, config
+        return family, config, family.parameter_shapes(config)
+    except FastOCRError:
+        raise
+    except Exception as error:  # transformers checks little of a config and trips over the rest in a dozen ways
+        reason = " ".join(str(error).split())[:300]
+        raise ExportError(f"{path} cannot be used: {reason}; fetch the checkpoint again") from None
+
+
+def _check_sizes(config: transformers.PreTrainedConfig) -> None:
+    """Raise ValueError for a size that is none."""
+    for section, names in SIZES.items():
+        for name in names:
+            value = getattr(getattr(config, section), name, 1)
+            if value < 1:
+                raise ValueError(f"{section}.{name} is {value} and must be at least 1")
+    if not 0 <= config.image_token_id < config.text_config.vocab_size:
+        raise ValueError(
+            f"image_token_id is {config.image_token_id}, and the vocabulary has {config.text_config.vocab_size} tokens"
+        )
 
 
 def _policy(

@@ -59,8 +59,8 @@ def check_space(output: Path, wanted: int) -> None:
     free = shutil.disk_usage(output).free
     if free < wanted:
         raise ExportError(
-            f"the engine needs about {wanted / 1e9:.1f} GB and the disk of {output.parent} has {free / 1e9:.1f} GB "
-            "free; make room or give a directory on another disk"
+            f"the engine needs about {wanted / 1e6:,.1f} MB and the disk of {output.parent} has "
+            f"{free / 1e6:,.1f} MB free; make room or give a directory on another disk"
         )
 
 

@@ -84,6 +84,34 @@ def test_a_broken_config(damaged: Path, tmp_path: Path, text: str) -> None:
     refused(damaged, tmp_path, "config.json")
 
 
+@pytest.mark.parametrize(
+    ("section", "field", "value", "said"),
+    [
+        ("text_config", "num_hidden_layers", -1, "num_hidden_layers"),
+        ("text_config", "hidden_size", 0, "hidden_size is 0"),
+        ("text_config", "num_key_value_heads", 0, "num_key_value_heads is 0"),
+        ("text_config", "num_attention_heads", 3, "divisible"),
+        ("text_config", "hidden_act", "nope", "nope"),
+        ("vision_config", "depth", -1, "depth is -1"),
+        (None, "vision_config", 5, "vision_config"),
+        (None, "quantization_config", 5, "cannot be used"),
+        (None, "model_type", [1], "cannot be used"),
+        (None, "image_token_id", 10**9, "the vocabulary has 128 tokens"),
+    ],
+)
+def test_a_value_that_is_no_config(damaged: Path, tmp_path: Path, section, field, value, said) -> None:
+    data = json.loads((damaged / "config.json").read_text())
+    (data[section] if section else data)[field] = value
+    edit(damaged, "config.json", **data)
+    refused(damaged, tmp_path, str(damaged / "config.json"), said)
+
+
+@pytest.mark.parametrize("file", [5, None, "../model.safetensors"])
+def test_an_index_that_names_no_file(damaged: Path, tmp_path: Path, file) -> None:
+    (damaged / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": file}}))
+    refused(damaged, tmp_path, "model.safetensors.index.json", repr(file), "lm_head.weight")
+
+
 def test_a_folder_without_config(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", tmp_path, "has no config.json")
@@ -194,7 +222,7 @@ def test_a_hub_name_without_the_hub(name: str, tmp_path: Path, monkeypatch: pyte
 def test_a_full_disk_is_seen_before_the_work(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    refused(checkpoint, tmp_path, "free", "make room")
+    refused(checkpoint, tmp_path, "0.0 MB free", "make room")
 
 
 def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
