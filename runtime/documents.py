@@ -76,6 +76,12 @@ def count_pages(paths: str | Path | Sequence[str | Path], pages: str | None = No
     return total
 
 
+def list_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files whose pages `iter_pages` will give."""
+    paths, _ = _check(paths, None, DEFAULT_DPI, DEFAULT_MAX_PIXELS)
+    return [file.path for file in _files(paths) if isinstance(file, _File)]
+
+
 def load_image(
     image: str | Path | Image.Image, *, dpi: float = DEFAULT_DPI, max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Image.Image:
@@ -148,13 +154,13 @@ def _files(paths: list[Path]) -> Iterator[_File | Page]:
         except OSError as error:
             yield Page(path, 1, None, PageError(f"{path} cannot be listed: {error.strerror or error}"))
             continue
-        files = [p for p in entries if p.suffix.lower() in SUFFIXES and not p.is_dir()]
+        files = [p for p in entries if p.suffix.lower() in SUFFIXES and p.is_file()]
         skipped = [p.name for p in entries if p not in files]
         if not files:
             kinds = ", ".join(s[1:] for s in SUFFIXES)
             yield Page(path, 1, None, PageError(f"{path} holds no page: none of its files is one of {kinds}"))
             continue
-        notes = (f"{path}: skipped {_list(skipped)}: not pages, or folders",) if skipped else ()
+        notes = (f"{path}: skipped {_list(skipped)}: not pages, or no regular files",) if skipped else ()
         for file in files:
             yield _File(file, notes)
             notes = ()
@@ -168,10 +174,17 @@ def _check(paths, pages: str | None, dpi: float, max_pixels: int) -> tuple[list[
     _check_max_pixels(max_pixels)
     chosen = PageRange.parse(pages)
     paths = [Path(p) for p in paths]
-    absent = [str(p) for p in paths if not p.exists()]
+    absent = [str(p) for p in paths if not _exists(p)]
     if absent:
         raise FastOCRError(f"{_list(absent)} {'does' if len(absent) == 1 else 'do'} not exist: check the name")
     return paths, chosen
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long
+        return False
 
 
 def _check_max_pixels(max_pixels: int) -> None:

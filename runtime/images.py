@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -100,6 +101,9 @@ class ImageDocument:
 def open_file(path: Path):
     """`path` opened for reading bytes, not empty. Raises PageError in one sentence where that fails."""
     try:
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # opening a FIFO waits for its writer, perhaps for ever
+            raise PageError(f"{path} is a pipe, socket or device, not a file: save the page in a file and give that")
         file = path.open("rb")
     except FileNotFoundError:
         raise PageError(f"{path} does not exist: check the name") from None
@@ -121,20 +125,26 @@ def open_file(path: Path):
     return file
 
 
-def check_size(width: int, height: int, name: str, max_pixels: int, way_out: str = "") -> None:
+def check_size(
+    width: int,
+    height: int,
+    name: str,
+    max_pixels: int,
+    enlarge: str = "scan it at a higher resolution",
+    shrink: str = "make it smaller",
+) -> None:
     """Raise PageError where a page is too small to hold a letter, or larger than `max_pixels`.
 
-    way_out: said before the option that raises the limit ("use a lower --dpi").
+    enlarge, shrink: the way out of each, the latter said before the option that raises the limit.
     """
     if min(width, height) < MIN_SIDE:
         raise PageError(
-            f"{name} is {width:,} x {height:,} pixels; a page needs at least {MIN_SIDE} pixels on each side: "
-            "scan it at a higher resolution"
+            f"{name} is {width:,} x {height:,} pixels; a page needs at least {MIN_SIDE} pixels on each side: {enlarge}"
         )
     if width * height > max_pixels:
         raise PageError(
             f"{name} is {width:,} x {height:,} = {width * height:,} pixels and the limit is {max_pixels:,}: "
-            f"{way_out or 'make it smaller'}, or raise the limit with --max-pixels if you trust the file"
+            f"{shrink}, or raise the limit with --max-pixels if you trust the file"
         )
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fastocr_trt.cli import _common, _engines, export
+from fastocr_trt.cli import _common, _engines, export, parse
 from fastocr_trt.errors import ExportError
 from fastocr_trt.fixation import FixationPolicy
 from fastocr_trt.manifest import MANIFEST_NAME, Manifest
@@ -137,6 +137,19 @@ def test_the_demo_engine_is_made_once_in_the_cache(exporter, tmp_path, monkeypat
     (local / MANIFEST_NAME).write_text("{}")
     assert _engines.find_engine(None) == Path("engines/demo")
     assert _engines.find_engine(tmp_path / "named") == tmp_path / "named"
+
+
+@pytest.mark.parametrize("home", ["absent", "file"])
+def test_a_home_that_cannot_keep_the_demo_is_not_made(exporter, tmp_path, monkeypatch, capsys, home):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    (tmp_path / "file").write_text("")
+    page = Path(__file__).parents[1] / "examples" / "page-3.png"
+    assert parse.main([str(page)]) == 2
+    shown = capsys.readouterr().err
+    assert str(tmp_path / home) in shown and "XDG_CACHE_HOME" in shown and shown.count("\n") == 1
+    assert exporter == [] and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 class TestWithoutTorch:

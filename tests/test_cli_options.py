@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,9 @@ def test_version(name, capsys):
         (["page.png", "--max-new-tokens", "many"], "'many' is not a whole number"),
         (["page.png", "--top-p", "2"], "2 lies outside 0 to 1"),
         (["page.png", "--temperature", "-1"], "-1 lies outside 0 to 100"),
+        (["page.png", "--threads", "100000"], "100000 is too large; this machine has"),
+        (["page.png", "--threads", "99999999999"], "is too large; this machine has"),
+        (["page.png", "--threads", "0"], "0 is too small"),
         (["page.png", "--mode", "slow"], "invalid choice: 'slow'"),
         (["page.png", "--modes", "fast"], "unrecognized arguments"),
         ([], "the following arguments are required: INPUT"),
@@ -62,6 +67,8 @@ def test_wrong_options_of_parse(argv, told, capsys):
     assert exit_of(parse.main, argv) == 2
     shown = capsys.readouterr()
     assert told in shown.err and not shown.out
+    assert shown.err.startswith("error: ") and shown.err.endswith("; see fastocr-parse --help\n")
+    assert shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("layers", ["2,2", "-1", "2,x", ""])
@@ -83,7 +90,7 @@ def run_raising(error: BaseException, argv=()) -> int:
         (FastOCRError("keep is 2; the limit is 1"), 2, "error: keep is 2; the limit is 1\n"),
         (KeyboardInterrupt(), 130, "error: stopped by Ctrl-C\n"),
         (PermissionError(13, "Permission denied", "out.txt"), 2, "error: out.txt: Permission denied\n"),
-        (OSError(28, "No space left on device"), 2, "error: No space left on device\n"),
+        (OSError(28, "No space left on device"), 2, "error: No space left on device; make room, or write elsewhere\n"),
         (MemoryError(), 2, "error: out of memory;"),
         (ZeroDivisionError("division by zero"), 2, "error: this is a defect of fastocr-trt (ZeroDivisionError"),
     ],
@@ -113,6 +120,64 @@ def test_a_reader_that_goes_away_is_no_error():
     os.close(write)
     assert done.returncode == 1
     assert done.stderr == ""
+
+
+def run_process(body: str, **streams) -> subprocess.CompletedProcess:
+    """A command of its own process whose work is `body`."""
+    script = (
+        "import os, signal, sys, time\nfrom fastocr_trt.cli._common import make_parser, run\n"
+        f"def command(options):\n    {body}\n"
+        "sys.exit(run(make_parser('tool', '', ''), command, []))"
+    )
+    return subprocess.run([sys.executable, "-c", script], text=True, check=False, **streams)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_command_as_ctrl_c_does(name):
+    """Sent twice, as `timeout` does: what is cleaned up is cleaned up to the end."""
+    kill = f"os.kill(os.getpid(), signal.{name})"
+    body = f"try: {kill}; time.sleep(60)\n    finally: {kill}; print('cleaned up')"
+    done = run_process(body, capture_output=True)
+    assert done.returncode == 128 + getattr(signal, name)
+    assert (done.stdout, done.stderr) == ("cleaned up\n", f"error: stopped by {name}\n")
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        done = run_process("os.kill(os.getpid(), signal.SIGHUP); return 0", capture_output=True)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_text_that_standard_output_cannot_show():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = run_process(r"print('\u00e9 \udcff'); return 0", capture_output=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "\\xe9 \\udcff\n")
+
+
+def test_closed_standard_output_is_told():
+    done = run_process("print('text')", stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
+    assert done.returncode == 2
+    assert done.stderr == "error: standard output is closed; leave it open\n"
+
+
+def test_closed_standard_error_leaves_standard_output_alone():
+    done = run_process(
+        "print('text'); print('x', file=sys.stderr); return 0", stdout=subprocess.PIPE, preexec_fn=lambda: os.close(2)
+    )
+    assert (done.returncode, done.stdout) == (0, "text\n")
+
+
+def test_a_full_disk_under_standard_output_is_told_once():
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with full.open("w") as stdout:
+        done = run_process("print('text'); return 0", stdout=stdout, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr == "error: No space left on device; make room, or write elsewhere\n"
 
 
 @pytest.mark.parametrize(

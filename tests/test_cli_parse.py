@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
+import signal
+import threading
 
 import pytest
 from cli_helpers import FakeEngine, blank, result, tiff
@@ -218,6 +222,21 @@ class TestFailures:
         assert data["summary"]["complete"] is False
         assert capsys.readouterr().err.endswith("error: stopped by Ctrl-C\n")
 
+    def test_sigterm_keeps_them_too(self, use, tmp_path, capsys):
+        def outcome(number):
+            if number == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return numbered(number)
+
+        use(outcome)
+        out = tmp_path / "out.json"
+        assert run(tiff(tmp_path / "a.tif", 4), "--format", "json", "-o", out) == 143
+        data = json.loads(out.read_text())
+        assert len(data["pages"]) == data["summary"]["pages"] == 2 and data["summary"]["complete"] is False
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tif", "out.json"]
+        assert capsys.readouterr().err.endswith("error: stopped by SIGTERM\n")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
     def test_ctrl_c_before_the_first_page_leaves_the_old_file(self, use, tmp_path):
         use(lambda n: KeyboardInterrupt())
         out = tmp_path / "out.txt"
@@ -271,13 +290,100 @@ class TestFiles:
         assert run(bad, blank(tmp_path / "a.png"), "-o", f"{tmp_path}/texts/") == 1
         assert [p.name for p in (tmp_path / "texts").iterdir()] == ["a.txt"]
 
+    def test_a_link_stays_and_its_file_is_written(self, use, tmp_path):
+        use(numbered)
+        (tmp_path / "real").mkdir()
+        link = tmp_path / "link.txt"
+        link.symlink_to(tmp_path / "real" / "text.txt")
+        for _ in range(2):  # the file is not there, then it is
+            assert run(blank(tmp_path / "a.png"), "-o", link) == 0
+            assert link.is_symlink()
+        assert [(p.name, p.read_text()) for p in (tmp_path / "real").iterdir()] == [("text.txt", "text 1\n")]
+
+    @pytest.mark.parametrize("form", ["text", "json"])
+    def test_a_fifo_is_written_through(self, use, tmp_path, form):
+        use(numbered)
+        fifo, read = tmp_path / "fifo", []
+        os.mkfifo(fifo)
+        reader = threading.Thread(target=lambda: read.append(fifo.read_text()), daemon=True)
+        reader.start()
+        assert run(tiff(tmp_path / "a.tif", 2), "-o", fifo, "--format", form) == 0
+        reader.join(10)
+        assert fifo.is_fifo() and sorted(p.name for p in tmp_path.iterdir()) == ["a.tif", "fifo"]
+        if form == "text":
+            assert read == ["text 0\n\ftext 1\n"]
+        else:
+            assert json.loads(read[0])["summary"]["pages"] == 2
+
+    @pytest.mark.parametrize("name", ["a.png", "link.png", "hard.png"])
+    def test_a_page_is_never_overwritten(self, use, tmp_path, capsys, name):
+        engine = use(numbered)
+        page = blank(tmp_path / "a.png")
+        (tmp_path / "link.png").symlink_to(page)
+        os.link(page, tmp_path / "hard.png")
+        before = page.read_bytes()
+        for inputs in (page, tmp_path):  # named, and in a folder
+            assert run(inputs, "-o", tmp_path / name) == 2
+            told = f"error: cannot write {tmp_path / name}: it is a page to read; choose another place with -o\n"
+            assert capsys.readouterr().err == told
+        assert page.read_bytes() == before and engine.pages == 0
+
+    def test_a_folder_overwrites_no_page_either(self, use, tmp_path, capsys):
+        engine = use(numbered)
+        page = blank(tmp_path / "a.png").rename(tmp_path / "a.txt")  # judged by its content
+        assert run(page, "-o", tmp_path) == 2
+        assert f"cannot write {page}: it is a page to read" in capsys.readouterr().err
+        assert engine.pages == 0
+
+    def test_names_that_are_not_utf_8(self, use, tmp_path, capsys):
+        use(numbered)
+        pages = [blank(tmp_path / "a.png"), blank(tmp_path / "\udcff.png"), tmp_path / "bad\udcff.png"]
+        pages[2].write_bytes(b"not an image")
+        assert run(*pages, "--format", "json", "-o", tmp_path / "out.json") == 1
+        data = json.loads((tmp_path / "out.json").read_text())
+        assert [page["source"] for page in data["pages"]] == [str(page) for page in pages]
+        assert run(*pages, "--format", "json", "--quiet") == 1
+        assert json.loads(capsys.readouterr().out)["pages"][1]["source"] == str(pages[1])
+
+    def test_json_on_a_stream_of_ascii(self, use, tmp_path, monkeypatch):
+        use(lambda _: result("\u00e9"))
+        with (tmp_path / "out").open("w", encoding="ascii") as stdout:
+            monkeypatch.setattr("sys.stdout", stdout)
+            assert run(blank(tmp_path / "\u00e9.png"), "--format", "json") == 0
+        (page,) = json.loads((tmp_path / "out").read_text())["pages"]
+        assert page["text"] == "\u00e9" and page["source"] == str(tmp_path / "\u00e9.png")
+
+    def test_a_closed_standard_output_is_told_before_the_work(self, use, tmp_path, capsys, monkeypatch):
+        engine = use(numbered)
+        monkeypatch.setattr("sys.stdout", None)
+        assert run(blank(tmp_path / "a.png")) == 2
+        assert capsys.readouterr().err == "error: standard output is closed; name a file with -o\n"
+        assert engine.pages == 0
+        assert run(blank(tmp_path / "a.png"), "-o", tmp_path / "out.txt") == 0
+
+    def test_a_reader_that_goes_away_gets_no_summary(self, use, tmp_path, capsys, monkeypatch):
+        use(numbered)
+
+        def gone(*_):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+        monkeypatch.setattr("fastocr_trt.cli._output.JsonWriter.page", gone)
+        assert run(blank(tmp_path / "a.png"), "--format", "json") == 1
+        assert capsys.readouterr() == ("", "")
+
+    def test_a_name_too_long(self, use, tmp_path, capsys):
+        use(numbered)
+        assert run(blank(tmp_path / "a.png"), "-o", tmp_path / ("x" * 300)) == 2
+        assert capsys.readouterr().err.endswith(": File name too long; choose a shorter name with -o\n")
+
     @pytest.mark.parametrize("slash", ["", "/"])
     def test_an_output_that_cannot_be_written_is_told_before_the_work(self, use, tmp_path, capsys, slash):
         engine = use(numbered)
         (tmp_path / "file").write_text("in the way")
         assert run(blank(tmp_path / "a.png"), "-o", f"{tmp_path}/file/out{slash}") == 2
         shown = capsys.readouterr().err
-        assert "error: cannot write" in shown and "choose another place with -o" in shown
+        assert shown.startswith("error: cannot write") and shown.count("\n") == 1
+        assert f"{tmp_path / 'file'} is a file, not a folder; choose another place with -o" in shown
         assert engine.pages == 0
 
     @pytest.mark.parametrize("form", ["text", "json"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 
 from fastocr_trt.errors import FastOCRError, PageError
 from fastocr_trt.runtime import documents, images
-from fastocr_trt.runtime.documents import count_pages, iter_pages, load_image
+from fastocr_trt.runtime.documents import count_pages, iter_pages, list_files, load_image
 from fastocr_trt.runtime.page_range import PageRange
 
 
@@ -181,6 +182,29 @@ def test_load_image(tmp_path):
         load_image(tmp_path)
     with pytest.raises(FastOCRError, match="not int"):
         load_image(3)
+
+
+def test_folder_gives_its_regular_files_alone(tmp_path):
+    os.mkfifo(tmp_path / "1.png")
+    (tmp_path / "aside").mkdir()
+    target = save(tmp_path / "aside" / "page.png", 20)
+    (tmp_path / "2.png").symlink_to(target)
+    (page,) = iter_pages(tmp_path)
+    assert greys([page]) == [20] and "skipped 1.png" in page.notes[0]
+    assert list_files(tmp_path) == [tmp_path / "2.png"] and count_pages(tmp_path) == 1
+
+
+def test_fifo_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "1.png")
+    pages = list(iter_pages([tmp_path / "1.png", save(tmp_path / "2.png", 20)]))
+    assert greys(pages) == [None, 20]
+    assert isinstance(pages[0].error, PageError) and "is a pipe, socket or device" in str(pages[0].error)
+    assert count_pages(tmp_path / "1.png") == 1
+
+
+def test_name_too_long_does_not_exist(tmp_path):
+    with pytest.raises(FastOCRError, match="does not exist: check the name"):
+        iter_pages(tmp_path / ("x" * 300))
 
 
 def test_file_that_may_not_be_read(tmp_path, monkeypatch):

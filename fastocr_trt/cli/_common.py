@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -25,7 +31,7 @@ exit codes:
   0    done
   1    a page failed, or a check went beyond its tolerance; the rest was delivered
   2    nothing could be done: wrong options, unreadable input, unusable engine
-  130  stopped by Ctrl-C; finished pages are kept
+  130  stopped by Ctrl-C; finished pages are kept (143: stopped by SIGTERM, likewise)
 """
 
 
@@ -38,9 +44,17 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{text} (default: %(default)s)" if text and shown and "default" not in text else text
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong option in one line, as every other mistake is told."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{message}; see {self.prog} --help")
+        self.exit(EXIT_MISTAKE)
+
+
 def make_parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
     """A parser with the options that every command has: --version, --debug, --help with examples and exit codes."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=name,
         description=description,
         epilog=f"examples:\n{examples.rstrip()}\n\n{EXIT_CODES}",
@@ -56,20 +70,26 @@ def run(
     parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
 ) -> int:
     """Parse argv and run `command`; its exit code, or that of the error it raised. Only --help and bad options exit."""
+    # ONNX Runtime's telemetry begins when it is imported: it writes into the home folder, and reports over the network.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    _prepare_streams()
     options = parser.parse_args(argv)
     try:
-        code = command(options)
+        with _stop_signals():
+            code = command(options)
         sys.stdout.flush()
         return code
     except FastOCRError as error:
         return _report(str(error), options.debug, EXIT_MISTAKE)
+    except _Stopped as stopped:
+        return _report(f"stopped by {stopped.signal.name}", options.debug, 128 + stopped.signal)
     except KeyboardInterrupt:
         return _report("stopped by Ctrl-C", options.debug, EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader went away (`| head`): nobody is left to tell. A later flush at exit must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _settle_stdout()  # the reader went away (`| head`): nobody is left to tell
         return EXIT_PARTIAL
     except (OSError, MemoryError) as error:
+        _settle_stdout()
         return _report(_system_error(error), options.debug, EXIT_MISTAKE)
     except Exception as error:
         kind = type(error).__name__
@@ -78,6 +98,61 @@ def run(
             options.debug,
             EXIT_MISTAKE,
         )
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal that asks the command to end; whatever cleans up after Ctrl-C cleans up after it."""
+
+    def __init__(self, number: int):
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise _Stopped, once; one that is ignored (nohup) stays ignored."""
+
+    def stop(number: int, frame) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice, and the second must not end the cleaning up
+        raise _Stopped(number)
+
+    numbers = []
+    if threading.current_thread() is threading.main_thread():
+        named = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
+        numbers = [number for number in named if number and signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+class _Closed(io.TextIOBase):
+    """Standard output where there is none (`>&-`)."""
+
+    def write(self, text: str) -> NoReturn:
+        raise FastOCRError("standard output is closed; leave it open")
+
+
+def _prepare_streams() -> None:
+    """Streams that are there, and that take any text: what their encoding lacks is escaped."""
+    if sys.stdout is None:
+        sys.stdout = _Closed()
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (open until the process ends)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _settle_stdout() -> None:
+    """What standard output does not take is dropped, so that the flush at exit does not complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(text: str, debug: bool, code: int) -> int:
@@ -91,7 +166,8 @@ def _system_error(error: OSError | MemoryError) -> str:
     if isinstance(error, MemoryError):
         return "out of memory; use smaller pages (--max-pixels), a smaller --batch or an engine of smaller capacity"
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
+    way_out = "; make room, or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return f"{where}{error.strerror or error}{way_out}"
 
 
 def warn(text: str) -> None:
@@ -149,6 +225,16 @@ def at_least(lowest: int) -> Callable[[str], int]:
         return value
 
     return whole_number
+
+
+def threads(text: str) -> int:
+    """A number of threads that this machine can start: far beyond its cores, starting them takes for ever."""
+    value, cores = at_least(1)(text), os.cpu_count() or 1
+    if value > 4 * cores:
+        raise argparse.ArgumentTypeError(
+            f"{value} is too large; this machine has {cores} cores: give at most {4 * cores}"
+        )
+    return value
 
 
 def real(lowest: float, highest: float) -> Callable[[str], float]:

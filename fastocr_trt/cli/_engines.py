@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
+from ..errors import FastOCRError
 from ..manifest import MANIFEST_NAME
 from . import _common as common
 
@@ -18,14 +19,25 @@ LOCAL_DEMO = Path("engines/demo")
 
 def cached_demo() -> Path:
     """$XDG_CACHE_HOME/fastocr-trt/demo-VERSION: a new version of this package makes a new engine."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (raises where no home is)
     return Path(cache) / "fastocr-trt" / f"demo-{__version__}"
+
+
+def _check_home() -> None:
+    """FastOCRError where the demo engine would go into a home folder that is absent or takes nothing."""
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111
+    place = home / ".cache" if (home / ".cache").exists() else home
+    if not os.environ.get("XDG_CACHE_HOME") and not (place.is_dir() and os.access(place, os.W_OK)):
+        raise FastOCRError(
+            f"the home folder {home}, where the demo engine would be kept, is absent or not writable; set "
+            "XDG_CACHE_HOME to a folder, or run `fastocr-export demo -o engines/demo` and stay in this folder"
+        )
 
 
 def find_engine(directory: Path | None) -> Path:
     """`directory`, else ./engines/demo, else the demo engine in the cache, which is made where it is not there yet.
 
-    MissingDependencyError where it must be made and the extra `export` is absent.
+    MissingDependencyError where it must be made and the extra `export` is absent, FastOCRError where it has no place.
     """
     if directory is not None:
         return directory
@@ -34,6 +46,7 @@ def find_engine(directory: Path | None) -> Path:
             return place
     from .export import StageReporter
 
+    _check_home()
     export_engine = common.import_exporter()
     console = common.stderr_console()
     console.print(f"first use: exporting the demo model to {cached_demo()}", markup=False)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from ..errors import FastOCRError
+from ._files import AtomicFile, FileId, cannot_write, check_no_input, file_ids, open_output
 from ._records import SCHEMA, PageRecord, Summary
 
 
@@ -19,45 +19,6 @@ class Writer(Protocol):
     def page(self, record: PageRecord) -> None: ...
 
     def close(self, summary: Summary, complete: bool) -> None: ...
-
-
-class AtomicFile:
-    """A text file that is written beside its target and renamed over it by `commit`.
-
-    It is opened at once, so that an output that cannot be written is told before the work and not after it.
-    FastOCRError where that is so.
-    """
-
-    def __init__(self, target: Path):
-        self.target = target
-        self.part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_dir():
-                raise FastOCRError(f"cannot write {target}: it is a directory; end it with / to write files into it")
-            self.file: TextIO = self.part.open("w", encoding="utf-8")
-        except OSError as error:
-            raise cannot_write(target, error) from None
-
-    def commit(self) -> None:
-        """FastOCRError where the disk does not take it; then nothing is left."""
-        try:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.file.close()
-            self.part.replace(self.target)
-        except OSError as error:
-            self.discard()
-            raise cannot_write(self.target, error) from None
-
-    def discard(self) -> None:
-        with suppress(OSError):  # closing flushes what the disk did not take
-            self.file.close()
-        self.part.unlink(missing_ok=True)
-
-
-def cannot_write(target: Path, error: OSError) -> FastOCRError:
-    return FastOCRError(f"cannot write {target}: {error.strerror or error}; choose another place with -o")
 
 
 class TextWriter:
@@ -96,6 +57,7 @@ class JsonWriter:
     def __init__(self, file: TextIO, head: dict[str, Any]):
         self.file = file
         self.head = head
+        self.ascii = not (file.encoding or "utf").lower().startswith("utf")
         self.waiting: list[PageRecord] = []
         self.written = False
 
@@ -104,8 +66,9 @@ class JsonWriter:
         if record.error is not None and not self.written:
             return
         for each in self.waiting:
-            self.file.write(",\n" if self.written else self._opening())
-            self.file.write("    " + json.dumps(each.to_dict(), ensure_ascii=False))
+            # In one write, so that a page is there whole or not at all.
+            before = ",\n" if self.written else self._opening()
+            self.file.write(f"{before}    {json.dumps(each.to_dict(), ensure_ascii=self.ascii)}")
             self.written = True
         self.waiting.clear()
         self.file.flush()
@@ -123,12 +86,13 @@ class JsonWriter:
 class FileWriter:
     """A TextWriter or a JsonWriter into one file, which appears at `close`, and only where a page was delivered.
 
-    FastOCRError where the disk does not take it, a full one for example: then no file appears.
+    FastOCRError where the disk does not take it, a full one for example: then no file appears. A FIFO or a device gets
+    the pages as they come.
     """
 
-    def __init__(self, target: Path, form: str, head: dict[str, Any]):
-        self.atomic = AtomicFile(target)
-        self.inner = make_inner(self.atomic.file, form, head)
+    def __init__(self, target: Path, form: str, head: dict[str, Any], inputs: frozenset[FileId]):
+        self.output = open_output(target, inputs)
+        self.inner = make_inner(self.output.file, form, head)
         self.torn = False
 
     def page(self, record: PageRecord) -> None:
@@ -136,18 +100,18 @@ class FileWriter:
             self.inner.page(record)
         except OSError as error:
             self.torn = True
-            raise cannot_write(self.atomic.target, error) from None
+            raise cannot_write(self.output.target, error) from None
 
     def close(self, summary: Summary, complete: bool) -> None:
         if self.torn or not self.inner.written:
-            self.atomic.discard()
+            self.output.discard()
             return
         try:
             self.inner.close(summary, complete)
         except OSError as error:
-            self.atomic.discard()
-            raise cannot_write(self.atomic.target, error) from None
-        self.atomic.commit()
+            self.output.discard()
+            raise cannot_write(self.output.target, error) from None
+        self.output.commit()
 
 
 class FolderWriter:
@@ -156,19 +120,23 @@ class FolderWriter:
     Two sources of one name get numbers: scan.txt, scan-2.txt.
     """
 
-    def __init__(self, folder: Path, form: str, head: dict[str, Any]):
+    def __init__(self, folder: Path, form: str, head: dict[str, Any], sources: Sequence[Path]):
         self.folder, self.form, self.head = folder, form, head
+        self.inputs = file_ids(sources)
         self.source: str | None = None
         self.names: set[str] = set()
         self.current: FileWriter | None = None
         self.summary = Summary()
-        AtomicFile(folder / "fastocr").discard()  # tells at once whether the folder can be written
+        # What can be told at once is: whether the folder can be written, and whether a page would be overwritten.
+        AtomicFile(folder / "fastocr").discard()
+        for source in sources:
+            check_no_input(folder / self._plain_name(source), self.inputs)
 
     def page(self, record: PageRecord) -> None:
         if record.source != self.source:
             self._end(complete=True)
             self.source = record.source
-            self.current = FileWriter(self.folder / self._name(record.source), self.form, self.head)
+            self.current = FileWriter(self.folder / self._name(record.source), self.form, self.head, self.inputs)
         self.current.page(record)
         self.summary.add(record)
 
@@ -180,11 +148,14 @@ class FolderWriter:
             self.current.close(self.summary, complete)
         self.current, self.summary = None, Summary()
 
+    def _plain_name(self, source: str | Path) -> str:
+        return Path(source).stem + (".json" if self.form == "json" else ".txt")
+
     def _name(self, source: str) -> str:
-        stem, suffix = Path(source).stem, ".json" if self.form == "json" else ".txt"
-        name, number = stem + suffix, 2
+        plain = Path(self._plain_name(source))
+        name, number = plain.name, 2
         while name in self.names:
-            name, number = f"{stem}-{number}{suffix}", number + 1
+            name, number = f"{plain.stem}-{number}{plain.suffix}", number + 1
         self.names.add(name)
         return name
 
@@ -195,10 +166,18 @@ def make_inner(file: TextIO, form: str, head: dict[str, Any]) -> TextWriter | Js
     return TextWriter(file, "\n" if file.isatty() else "\f")
 
 
-def make_writer(output: str | None, form: str, head: dict[str, Any]) -> Writer:
-    """Standard output (None), a file, or a folder: one that is there, or a name that ends in a slash."""
+def make_writer(output: str | None, form: str, head: dict[str, Any], sources: Sequence[Path]) -> Writer:
+    """Standard output (None), a file, or a folder: one that is there, or a name that ends in a slash.
+
+    sources: the files to read. FastOCRError where the output cannot be written, or is one of them.
+    """
     if output is None:
+        if not sys.stdout.writable():
+            raise FastOCRError("standard output is closed; name a file with -o")
         return make_inner(sys.stdout, form, head)
-    if output.endswith("/") or Path(output).is_dir():
-        return FolderWriter(Path(output), form, head)
-    return FileWriter(Path(output), form, head)
+    target = Path(output)
+    try:
+        folder = output.endswith("/") or target.is_dir()
+    except OSError as error:
+        raise cannot_write(target, error) from None
+    return FolderWriter(target, form, head, sources) if folder else FileWriter(target, form, head, file_ids(sources))

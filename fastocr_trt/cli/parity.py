@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--pages", metavar="LIST", help="of each file, for example 1-3,7 (default: all)")
     parser.add_argument("--dpi", type=float, default=200, metavar="N", help="at which a PDF is drawn")
-    parser.add_argument("--threads", type=common.at_least(1), metavar="N", help="of each reader (default: all cores)")
+    parser.add_argument("--threads", type=common.threads, metavar="N", help="of each reader (default: all cores)")
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser

@@ -200,13 +200,13 @@ def _parser() -> argparse.ArgumentParser:
 
     machine = parser.add_argument_group("machine")
     machine.add_argument("--batch", type=common.at_least(1), default=1, metavar="N", help="pages read at once")
-    machine.add_argument("--threads", type=common.at_least(1), metavar="N", help="of one graph (default: all cores)")
+    machine.add_argument("--threads", type=common.threads, metavar="N", help="of one graph (default: all cores)")
     machine.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime")
     return parser
 
 
 def _command(options: argparse.Namespace) -> int:
-    from ..runtime.documents import count_pages, iter_pages
+    from ..runtime.documents import count_pages, iter_pages, list_files
 
     started = time.perf_counter()
     limits = {} if options.max_pixels is None else {"max_pixels": options.max_pixels}
@@ -215,19 +215,22 @@ def _command(options: argparse.Namespace) -> int:
     engine = load_engine(options.engine, options.provider, options.threads)
     if options.batch > (room := engine.manifest.capacities.max_batch):
         raise FastOCRError(f"--batch {options.batch} exceeds this engine's {room}; export it with --max-batch")
-    writer = make_writer(options.output, options.format, head(engine, options))
+    writer = make_writer(options.output, options.format, head(engine, options), list_files(options.inputs))
     reader = Reader(engine, options, writer)
     console = common.stderr_console()
-    complete = False
+    complete, quiet = False, options.quiet
     try:
         # A bar and streamed text would overwrite each other on one terminal.
         shown = not options.quiet and (options.output is not None or not sys.stdout.isatty())
         with page_progress(console, total, shown) as advance:
             reader.read(pages, options.batch, advance)
         complete = True
+    except BrokenPipeError:
+        quiet = True  # a page that nobody took is not counted, and a summary without it would mislead
+        raise
     finally:
         writer.close(reader.summary, complete)
-        if not options.quiet:
+        if not quiet:
             elapsed = common.seconds_text(time.perf_counter() - started)
             console.print(reader.summary.line(elapsed), markup=False)
     if reader.summary.failed:
