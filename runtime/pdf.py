@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..errors import FastOCRError, PageError
-from .images import DEFAULT_MAX_PIXELS, check_size, open_file
+from .images import DEFAULT_MAX_PIXELS, MIN_SIDE, check_size, open_file
 
 DEFAULT_DPI = 200
 MIN_DPI, MAX_DPI = 10, 2400
@@ -57,8 +58,10 @@ class PdfDocument:
                 page = self._document[index]
                 try:
                     scale = self._dpi / _POINTS_PER_INCH
-                    width, height = (math.ceil(side * scale) for side in page.get_size())
-                    check_size(width, height, name, self._max_pixels, self._lower_dpi(width, height))
+                    size = page.get_size()
+                    width, height = (math.ceil(side * scale) for side in size)
+                    ways_out = _higher_dpi(*size), self._lower_dpi(width, height)
+                    check_size(width, height, name, self._max_pixels, *ways_out)
                     bitmap = page.render(scale=scale, rev_byteorder=True)
                     try:
                         return bitmap.to_pil().convert("RGB").copy()
@@ -88,6 +91,12 @@ class PdfDocument:
         return f"use --dpi {fits - 1} or lower" if fits - 1 >= MIN_DPI else "make the page smaller"
 
 
+def _higher_dpi(width: float, height: float) -> str:
+    """The way out where a page of so many points is drawn too small."""
+    needed = math.ceil(MIN_SIDE * _POINTS_PER_INCH / max(min(width, height), 1e-9))
+    return f"use --dpi {needed} or higher" if needed <= MAX_DPI else "no --dpi is enough for it"
+
+
 def _open(path: Path):
     """The document, with at least one page. PageError where there is none or it is encrypted or damaged."""
     import pypdfium2  # takes a quarter of a second: only where there is a PDF
@@ -112,11 +121,14 @@ def _not_opened(path: Path) -> PageError:
     """Why PDFium refuses `path`. Asked once more, since the helper reports an empty document with a stale reason."""
     from pypdfium2 import raw
 
-    document = raw.FPDF_LoadDocument(str(path.resolve()).encode() + b"\0", None)
+    document = raw.FPDF_LoadDocument(os.fsencode(path.resolve()) + b"\0", None)
     if document:
         raw.FPDF_CloseDocument(document)
         return _without_pages(path)
-    if raw.FPDF_GetLastError() == raw.FPDF_ERR_PASSWORD:
+    error = raw.FPDF_GetLastError()
+    if error == raw.FPDF_ERR_SECURITY:
+        return PageError(f"{path} is protected in a way that PDFium does not know: save a copy without protection")
+    if error == raw.FPDF_ERR_PASSWORD:
         return PageError(
             f"{path} is encrypted and needs a password: save a copy without one (for example with `qpdf --decrypt`)"
         )

@@ -63,6 +63,11 @@ def encrypted(path: Path) -> Path:
     return write(path, CATALOG, pages_object(3), PAGE, lock, trailer=b"/Encrypt 4 0 R /ID [<00> <00>]")
 
 
+def locked(path: Path) -> Path:
+    lock = b"<< /Filter /Unheard.Of /V 1 /R 2 >>"
+    return write(path, CATALOG, pages_object(3), PAGE, lock, trailer=b"/Encrypt 4 0 R /ID [<00> <00>]")
+
+
 def cut(path: Path) -> Path:
     whole = write(path, CATALOG, pages_object(3), PAGE)
     whole.write_bytes(whole.read_bytes()[:120])
@@ -78,11 +83,12 @@ def junk(path: Path) -> Path:
     ("make", "said"),
     [
         (encrypted, "is encrypted and needs a password"),
+        (locked, "is protected in a way that PDFium does not know"),
         (lambda path: write(path, CATALOG, pages_object()), "has no pages"),
         (cut, "is damaged, or cut short"),
         (junk, "is damaged, or cut short"),
     ],
-    ids=["encrypted", "empty", "cut", "junk"],
+    ids=["encrypted", "locked", "empty", "cut", "junk"],
 )
 def test_document_that_cannot_be_opened(tmp_path, make, said):
     path = make(tmp_path / "a.pdf")
@@ -91,6 +97,21 @@ def test_document_that_cannot_be_opened(tmp_path, make, said):
     assert count_pages(path) == 1
     with pytest.raises(PageError, match=said):
         load_image(path)
+
+
+@pytest.mark.parametrize("make", [encrypted, cut])
+def test_document_whose_name_is_not_utf_8(tmp_path, make):
+    (page,) = iter_pages(make(tmp_path / "a\udcff.pdf"))
+    assert page.image is None and str(page.source) in str(page.error)
+
+
+def test_page_too_small_names_a_dpi_that_works(tmp_path):
+    stamp = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 3 3] >>"
+    path = write(tmp_path / "a.pdf", CATALOG, pages_object(3), stamp)
+    (page,) = iter_pages(path, dpi=72)
+    assert "is 3 x 3 pixels" in str(page.error)
+    higher = int(str(page.error).split("--dpi ")[1].split()[0])
+    assert load_image(path, dpi=higher).size == (8, 8)
 
 
 def test_page_beyond_the_limit_names_a_dpi_that_works(tmp_path):
