@@ -74,14 +74,14 @@ def decoder_shape(config: transformers.PreTrainedConfig) -> DecoderShape:
 
 
 def vision_shape(config: transformers.PreTrainedConfig) -> VisionShape:
-    """window_size is 0 where the tower has no windows."""
+    """Qwen2-VL has no windows: the size then only shapes inputs that no block reads."""
     vision = config.vision_config
     return VisionShape(
         patch_size=vision.patch_size,
         spatial_merge_size=vision.spatial_merge_size,
         temporal_patch_size=vision.temporal_patch_size,
         in_channels=vision.in_channels,
-        window_size=getattr(vision, "window_size", 0),
+        window_size=getattr(vision, "window_size", 4 * vision.patch_size * vision.spatial_merge_size),
     )
 
 
