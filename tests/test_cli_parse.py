@@ -361,15 +361,19 @@ class TestFiles:
         assert engine.pages == 0
         assert run(blank(tmp_path / "a.png"), "-o", tmp_path / "out.txt") == 0
 
-    def test_a_reader_that_goes_away_gets_no_summary(self, use, tmp_path, capsys, monkeypatch):
+    @pytest.mark.parametrize(
+        ("number", "code", "told"),
+        [(errno.EPIPE, 1, ""), (errno.ENOSPC, 2, "error: full; make room, or write elsewhere\n")],
+    )
+    def test_standard_output_that_fails_gets_no_summary(self, use, tmp_path, capsys, monkeypatch, number, code, told):
         use(numbered)
 
-        def gone(*_):
-            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        def fail(*_):
+            raise OSError(number, "full")
 
-        monkeypatch.setattr("fastocr_trt.cli._output.JsonWriter.page", gone)
-        assert run(blank(tmp_path / "a.png"), "--format", "json") == 1
-        assert capsys.readouterr() == ("", "")
+        monkeypatch.setattr("fastocr_trt.cli._output.JsonWriter.page", fail)
+        assert run(blank(tmp_path / "a.png"), "--format", "json") == code
+        assert capsys.readouterr() == ("", told)
 
     def test_a_name_too_long(self, use, tmp_path, capsys):
         use(numbered)

@@ -225,8 +225,8 @@ def _command(options: argparse.Namespace) -> int:
         with page_progress(console, total, shown) as advance:
             reader.read(pages, options.batch, advance)
         complete = True
-    except BrokenPipeError:
-        quiet = True  # a page that nobody took is not counted, and a summary without it would mislead
+    except (OSError, FastOCRError):
+        quiet = True  # the output failed: what was read is not what was delivered, and the error says why
         raise
     finally:
         writer.close(reader.summary, complete)
