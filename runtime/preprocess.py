@@ -76,7 +76,7 @@ def plan(
     if not resize_to_fit:
         raise PageError(
             f"the page of {width:,} x {height:,} pixels needs {tokens:,} visual tokens and the engine takes "
-            f"{max_visual_tokens:,}: drop --no-resize to have it resized to fit, use a lower --dpi for a PDF, "
+            f"{max_visual_tokens:,}: let it be resized to fit (without --no-resize), use a lower --dpi for a PDF, "
             f"or export the engine with --max-visual-tokens {tokens}"
         )
     limit = max_visual_tokens * factor**2

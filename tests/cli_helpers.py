@@ -23,6 +23,16 @@ def result(text: str = "some text", finish_reason: str = "stop", resized: bool =
 
 
 @dataclass
+class FakeStream:
+    """A page's text in one piece."""
+
+    result: ParseResult
+
+    def __iter__(self):
+        yield self.result.text
+
+
+@dataclass
 class FakeEngine:
     """Reads its n-th page as `outcome(n)`: a result, or an exception to raise. Remembers the options it was given."""
 
@@ -43,8 +53,10 @@ class FakeEngine:
             prompt=SimpleNamespace(default="OCR:\n"),
         )
 
-    def parse(self, image, **options) -> ParseResult:
-        return self._read(options)
+    def stream(self, image, progress=None, **options) -> FakeStream:
+        if progress:
+            progress(1, 2)
+        return FakeStream(self._read(options))
 
     def parse_batch(self, images, **options) -> list[ParseResult]:
         self.batches.append(len(images))

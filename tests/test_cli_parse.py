@@ -17,11 +17,12 @@ from fastocr_trt.errors import EngineError, PageError
 
 
 @pytest.fixture
-def use(monkeypatch):
+def use(monkeypatch, tmp_path):
     """`use(outcome, max_batch)` puts a stand-in in the engine's place and gives it back."""
 
     def install(outcome, max_batch: int = 1) -> FakeEngine:
         engine = FakeEngine(outcome, max_batch)
+        monkeypatch.setattr(parse, "find_engine", lambda *_: tmp_path)
         monkeypatch.setattr(parse, "load_engine", lambda *_: engine)
         return engine
 
@@ -210,7 +211,7 @@ class TestFailures:
             raise EngineError("no engine there")
 
         monkeypatch.setattr(parse, "load_engine", load)
-        assert run(blank(tmp_path / "a.png")) == 2
+        assert run(blank(tmp_path / "a.png"), "--engine", tmp_path) == 2
         assert capsys.readouterr().err == "error: no engine there\n"
 
     def test_ctrl_c_keeps_the_finished_pages(self, use, tmp_path, capsys):

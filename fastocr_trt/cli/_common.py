@@ -40,7 +40,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help
-        shown = action.default not in (None, False, argparse.SUPPRESS, []) and action.option_strings
+        takes_value = action.option_strings and action.nargs != 0
+        shown = takes_value and action.default is not None and action.default is not argparse.SUPPRESS
         return f"{text} (default: %(default)s)" if text and shown and "default" not in text else text
 
 
@@ -173,6 +174,11 @@ def _system_error(error: OSError | MemoryError) -> str:
 def warn(text: str) -> None:
     """One line of warning on stderr."""
     print(f"warning: {text}", file=sys.stderr)
+
+
+def note(text: str) -> None:
+    """One line on stderr that is neither warning nor error."""
+    print(f"note: {text}", file=sys.stderr)
 
 
 def complain(text: str) -> None:

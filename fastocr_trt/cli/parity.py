@@ -151,7 +151,9 @@ def _transformers(engine: Engine, options: argparse.Namespace):
 
 def _compare(page: Page, engine: Engine, yardstick, options: argparse.Namespace, pairs: dict[str, Pair]) -> list[str]:
     """Read one page in every way and add it to the pairs; its lines of the report."""
-    reading = {"prompt": options.prompt, "max_new_tokens": options.max_new_tokens, "resize_to_fit": False}
+    # transformers knows nothing of the engine's capacity: only without it may a page be made smaller to fit.
+    resize = yardstick is None
+    reading = {"prompt": options.prompt, "max_new_tokens": options.max_new_tokens, "resize_to_fit": resize}
     dense = engine.parse(page.image, mode="dense", **reading)
     fast = engine.parse(page.image, mode="fast", keep=options.keep, **reading)
     lines = [f"{page.name}: {dense.visual_tokens} visual tokens, a fast step read {fast.mean_visual_reads:.1%} of them"]
@@ -192,7 +194,8 @@ def _command(options: argparse.Namespace) -> int:
                 raise page.error
             lines = _compare(page, engine, yardstick, options, pairs)
         except PageError as error:
-            common.complain(str(error))
+            hint = "" if yardstick is None or page.error else "; with --no-transformers it is resized to fit"
+            common.complain(f"{error if str(page.source) in str(error) else f'{page.name}: {error}'}{hint}")
             failed += 1
             continue
         if not options.json:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .. import __version__
 from ..errors import FastOCRError, PageError
 from . import _common as common
-from ._engines import load_engine
+from ._engines import find_engine, load_engine
 from ._output import TextWriter, Writer, make_writer
+from ._progress import PageProgress
 from ._records import PageRecord, Summary
 
 if TYPE_CHECKING:
@@ -39,27 +37,28 @@ EXAMPLES = """\
 class Reader:
     """Reads pages with one engine and hands each record on as soon as it is there."""
 
-    def __init__(self, engine: Engine, options: argparse.Namespace, writer: Writer):
+    def __init__(self, engine: Engine, options: argparse.Namespace, writer: Writer, progress: PageProgress):
         self.engine = engine
         self.writer = writer
+        self.progress = progress
         self.summary = Summary()
         self.reading = {
             name: getattr(options, name)
             for name in ("prompt", "mode", "keep", "max_new_tokens", "temperature", "top_p", "seed", "resize_to_fit")
         }
 
-    def read(self, pages: Iterator[Page], batch: int, advance: Callable[[int], None]) -> None:
-        """Every page, `batch` at a time; `advance(n)` is called after each n pages."""
+    def read(self, pages: Iterator[Page], batch: int) -> None:
+        """Every page, `batch` at a time."""
         group: list[Page] = []
         for page in pages:
             group.append(page)
             if len(group) == batch:
                 self._group(group)
-                advance(len(group))
+                self.progress.advance(len(group))
                 group = []
         if group:
             self._group(group)
-            advance(len(group))
+            self.progress.advance(len(group))
 
     def _group(self, group: list[Page]) -> None:
         good = [page for page in group if page.error is None]
@@ -82,26 +81,34 @@ class Reader:
                 self._alone(page)
 
     def _alone(self, page: Page) -> None:
+        live = self.writer if isinstance(self.writer, TextWriter) and self.writer.file.isatty() else None
         try:
-            if isinstance(self.writer, TextWriter) and self.writer.file.isatty():
-                result = self._stream(page, self.writer)
-                self._count(page.name, PageRecord.of(str(page.source), page.index, result), 1)
-            else:
-                self._deliver(page, self.engine.parse(page.image, **self.reading), 1)
+            result = self._stream(page, live)
         except PageError as error:
             self._fail(page, str(error))
+            return
+        if live:
+            self._count(page.name, PageRecord.of(str(page.source), page.index, result), 1)
+        else:
+            self._deliver(page, result, 1)
 
-    def _stream(self, page: Page, writer: TextWriter):
-        """The page's text to the terminal while it is written."""
-        stream = self.engine.stream(page.image, **self.reading)
+    def _stream(self, page: Page, writer: TextWriter | None):
+        """Read the page; its text goes to `writer`, a terminal, while it is written."""
+        self.progress.page_begins(page.name)
+        stream = self.engine.stream(page.image, progress=self.progress.prompt, **self.reading)
         started = False
         try:
-            for piece in stream:
+            for count, piece in enumerate(stream, 1):
+                self.progress.tokens(count)
+                if writer is None:
+                    continue
                 if not started:
+                    self.progress.text_begins()
                     writer.start()
                     started = True
                 writer.piece(piece)
         finally:
+            self.progress.text_begins()
             if started:
                 writer.piece("\n")
         return stream.result
@@ -207,23 +214,30 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(options: argparse.Namespace) -> int:
     from ..runtime.documents import count_pages, iter_pages, list_files
+    from ..runtime.options import Reading
+    from ..runtime.sampling import Sampler
 
     started = time.perf_counter()
     limits = {} if options.max_pixels is None else {"max_pixels": options.max_pixels}
     total = count_pages(options.inputs, options.pages)
     pages = iter_pages(options.inputs, pages=options.pages, dpi=options.dpi, **limits)
-    engine = load_engine(options.engine, options.provider, options.threads)
+    # What is wrong with the options is told before an engine is loaded, or even exported.
+    Reading.of(options.prompt, options.mode, {"keep": options.keep, "max_new_tokens": options.max_new_tokens})
+    Sampler(options.temperature, options.top_p, options.seed)
+    console = common.stderr_console()
+    directory = find_engine(options.engine, options.quiet)  # may export the demo, and shows that by itself
+    with console.status("loading the engine") if console.is_terminal and not options.quiet else nullcontext():
+        engine = load_engine(directory, options.provider, options.threads)
     if options.batch > (room := engine.manifest.capacities.max_batch):
         raise FastOCRError(f"--batch {options.batch} exceeds this engine's {room}; export it with --max-batch")
     writer = make_writer(options.output, options.format, head(engine, options), list_files(options.inputs))
-    reader = Reader(engine, options, writer)
-    console = common.stderr_console()
+    streams = options.output is None and sys.stdout.isatty() and options.format == "text"
+    progress = PageProgress(console, total, not options.quiet, streams)
+    reader = Reader(engine, options, writer, progress)
     complete, quiet = False, options.quiet
     try:
-        # A bar and streamed text would overwrite each other on one terminal.
-        shown = not options.quiet and (options.output is not None or not sys.stdout.isatty())
-        with page_progress(console, total, shown) as advance:
-            reader.read(pages, options.batch, advance)
+        with progress:
+            reader.read(pages, options.batch)
         complete = True
     except (OSError, FastOCRError):
         quiet = True  # the output failed: what was read is not what was delivered, and the error says why
@@ -236,24 +250,6 @@ def _command(options: argparse.Namespace) -> int:
     if reader.summary.failed:
         return common.EXIT_PARTIAL if reader.summary.pages else common.EXIT_MISTAKE
     return common.EXIT_OK
-
-
-@contextmanager
-def page_progress(console: Console, total: int | None, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar over the pages on a terminal, nothing elsewhere; yields `advance`. total: None where it is not known."""
-    bar = Progress(
-        TextColumn("pages"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not (shown and console.is_terminal),
-    )
-    task = bar.add_task("pages", total=total)
-    with bar:
-        yield lambda count: bar.advance(task, count)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

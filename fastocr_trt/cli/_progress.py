@@ -1,0 +1,68 @@
+"""What a terminal shows while pages are read: how many are done, and how far the one at hand is."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.status import Status
+
+
+class PageProgress:
+    """A bar over the pages; where text streams to the same terminal, only a line until the text begins.
+
+    Nothing is shown where `console` is no terminal or `shown` is False. total: pages, None where not known.
+    """
+
+    def __init__(self, console: Console, total: int | None, shown: bool, streams: bool) -> None:
+        visible = shown and console.is_terminal
+        self._status = Status("", console=console) if visible and streams else None
+        self._bar = Progress(
+            TextColumn("pages"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[detail]}"),
+            console=console,
+            transient=True,
+            disable=not visible or streams,
+        )
+        self._task = self._bar.add_task("pages", total=total, detail="")
+
+    def __enter__(self) -> PageProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.text_begins()
+        self._bar.stop()
+
+    def page_begins(self, name: str) -> None:
+        """A page is looked at; its prompt comes next."""
+        self._detail(f"{name}: looking at the page")
+        if self._status:
+            self._status.start()
+
+    def prompt(self, done: int, total: int) -> None:
+        """Prompt tokens fed so far."""
+        self._detail(f"prompt {done / total:.0%} of {total:,} tokens")
+
+    def tokens(self, count: int) -> None:
+        """Tokens written so far."""
+        if self._status is None:
+            self._detail(f"{count:,} tokens written")
+
+    def text_begins(self) -> None:
+        """The page's text goes to the terminal from here on: make way."""
+        if self._status:
+            self._status.stop()
+
+    def advance(self, count: int) -> None:
+        """So many more pages are done."""
+        self._bar.update(self._task, advance=count, detail="")
+
+    def _detail(self, text: str) -> None:
+        if self._status:
+            self._status.update(text)
+        else:
+            self._bar.update(self._task, detail=text)
