@@ -155,6 +155,9 @@ def _read_config(folder: Path) -> tuple[Any, transformers.PreTrainedConfig, dict
     """
     path = folder / "config.json"
     data = read_json(path, "its architecture")
+    names = data.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ExportError(f"{path} has architectures {names!r}, not a list of names; fetch the checkpoint again")
     try:
         family = family_of(data.get("model_type"), str(folder))
         if data.get("quantization_config"):
@@ -180,6 +183,10 @@ def _check_sizes(config: transformers.PreTrainedConfig) -> None:
             value = getattr(getattr(config, section), name, 1)
             if value < 1:
                 raise ValueError(f"{section}.{name} is {value} and must be at least 1")
+    vision = config.vision_config
+    width = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL's hidden_size is the decoder's
+    if width % vision.num_heads:
+        raise ValueError(f"vision_config has {vision.num_heads} heads, which do not divide its width of {width}")
     if not 0 <= config.image_token_id < config.text_config.vocab_size:
         raise ValueError(
             f"image_token_id is {config.image_token_id}, and the vocabulary has {config.text_config.vocab_size} tokens"

@@ -93,6 +93,8 @@ def test_a_broken_config(damaged: Path, tmp_path: Path, text: str) -> None:
         ("text_config", "num_attention_heads", 3, "divisible"),
         ("text_config", "hidden_act", "nope", "nope"),
         ("vision_config", "depth", -1, "depth is -1"),
+        ("vision_config", "num_heads", 3, "3 heads"),
+        (None, "architectures", 5, "architectures 5"),
         (None, "vision_config", 5, "vision_config"),
         (None, "quantization_config", 5, "cannot be used"),
         (None, "model_type", [1], "cannot be used"),
