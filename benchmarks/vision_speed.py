@@ -23,6 +23,7 @@ import torch
 from _common import arguments, header, interleaved_medians, markdown_table, report
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
+from fastocr_trt.export.quiet import quiet
 from fastocr_trt.export.vision import trace_vision
 from fastocr_trt.manifest import VisionShape
 from fastocr_trt.runtime.vision_layout import vision_layout
@@ -49,7 +50,8 @@ def ours(model, threads: int):
     options.log_severity_level = 3
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vision.onnx"
-        onnx_ir.save(trace_vision(model), path, external_data="weights.bin")
+        with quiet():
+            onnx_ir.save(trace_vision(model), path, external_data="weights.bin")
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     config = model.config.vision_config
     shape = VisionShape(

@@ -37,15 +37,21 @@ def _check_home() -> None:
 def find_engine(directory: Path | None, quiet: bool = False) -> Path:
     """`directory`, else ./engines/demo, else the demo engine in the cache, which is made where it is not there yet.
 
+    That the demo reads is said on stderr, unless `quiet`.
     MissingDependencyError where it must be made and the extra `export` is absent, FastOCRError where it has no place.
     """
     if directory is not None:
         return directory
+    demo = next((place for place in (LOCAL_DEMO, cached_demo()) if (place / MANIFEST_NAME).is_file()), None)
+    if demo is None:
+        demo = _export_demo()
     if not quiet:
         common.note("no --engine: the demo reader reads, which knows one font on small pages; real pages need a model")
-    for place in (LOCAL_DEMO, cached_demo()):
-        if (place / MANIFEST_NAME).is_file():
-            return place
+    return demo
+
+
+def _export_demo() -> Path:
+    """The demo engine, made in the cache."""
     from .export import StageReporter
 
     _check_home()
