@@ -116,6 +116,8 @@ _ATTEND = """
 """
 
 # Unseen rows rank below every seen one, so a page's own rows come first and the sorted TopK can be cut at its own k.
+# What is left is put in the order of the bank, which the other layers then gather from front to back (float32 holds row
+# numbers exactly to 2^24, and TensorRT sorts no int64).
 _MASS = """
   end = Constant<value = int64[1] {9223372036854775807}>()
   query_axis = Constant<value = int64[1] {3}>()
@@ -147,17 +149,20 @@ _SELECT = """
   count = Unsqueeze(count2, last)
   used = Less(fixation_slots, count)
   unused = Constant<value = int64 {-1}>()
+  cut = Where(used, selected, unused)
+  cut32 = Cast<to = 1>(cut)
+  in_order32, order = TopK<axis = -1, largest = 0, sorted = 1>(cut32, size)
+  in_order = Cast<to = 7>(in_order32)
 """
 
 _FIXATION_PER_HEAD = """
-  fixation = Where(used, selected, unused)
+  fixation = Identity(in_order)
 """
 
 _FIXATION_SHARED = """
-  fixation_one = Where(used, selected, unused)
   batch_one = Shape<start = 0, end = 1>(key)
   fixation_shape = Concat<axis = 0>(batch_one, kv_heads, size)
-  fixation = Expand(fixation_one, fixation_shape)
+  fixation = Expand(in_order, fixation_shape)
 """
 
 
