@@ -10,17 +10,17 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from fastocr_trt.export.bodies import OPSET, functions
+from fastocr_trt.export.bodies import functions
 from fastocr_trt.export.ops import (
     BANKS,
     DENSE_INPUTS,
     DENSE_OUTPUTS,
-    DOMAIN,
     FOCAL_INPUTS,
     FOCAL_OUTPUTS,
     GATHERED_INPUTS,
     GATHERED_OUTPUTS,
 )
+from fastocr_trt.export.schemas import DOMAIN, OPSET
 from fastocr_trt.fixation import FixationPolicy
 
 _SIGNATURES = {

@@ -11,8 +11,7 @@ import onnx
 from onnx import parser
 
 from .ops import DENSE_INPUTS, DENSE_OUTPUTS, FOCAL_INPUTS, FOCAL_OUTPUTS, GATHERED_INPUTS, GATHERED_OUTPUTS
-
-OPSET = 24
+from .schemas import DOMAIN, OPSET
 
 # -65504 is float16's lowest finite value: a row that sees nothing then averages its slots instead of giving NaN.
 _CONSTANTS = """
@@ -197,4 +196,4 @@ def functions(*, per_kv_head: bool = True, visual_slice: bool = True) -> list[on
 
 def _function(name: str, attributes: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str) -> str:
     signature = f"{name} <{attributes}> ({', '.join(inputs)}) => ({', '.join(outputs)})"
-    return f'<opset_import: ["": {OPSET}], domain: "fastocr">\n{signature}\n{{{body}}}'
+    return f'<opset_import: ["": {OPSET}], domain: "{DOMAIN}">\n{signature}\n{{{body}}}'

@@ -15,9 +15,10 @@ from ..fixation import FixationPolicy
 from ..manifest import DecoderShape
 from . import layers, ops
 from .attention import IMPLEMENTATION, Banks, State, TwoBankCache
-from .bodies import OPSET, functions
+from .bodies import functions
 from .graph import clean
 from .quiet import quiet
+from .schemas import DOMAIN, OPSET, OPSET_VERSION
 
 STATE_INPUTS = (*ops.STATE, "num_fixations", "fixation_slots")
 
@@ -130,7 +131,7 @@ def trace_decoder(
     for function in functions(per_kv_head=policy.per_kv_head, visual_slice=visual_slice):
         body = ir.serde.deserialize_function(function)
         model.functions[body.identifier()] = body
-    model.graph.opset_imports[ops.DOMAIN] = ops.OPSET_VERSION
+    model.graph.opset_imports[DOMAIN] = OPSET_VERSION
     return model
 
 

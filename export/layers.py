@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-import onnx.defs
 import onnx_ir as ir
 import onnxscript
 import torch
 from torch import Tensor
 
-DOMAIN = "fastocr"
+from .schemas import DOMAIN, OPSET_VERSION, register_schema
+
 _BOUNDARY = "LayerBoundary"
 
 
@@ -29,25 +29,8 @@ def _(hidden):
     return torch.empty_like(hidden)
 
 
-def _register_schema() -> None:
-    schema = onnx.defs.OpSchema
-    if onnx.defs.has(_BOUNDARY, DOMAIN):
-        return
-    hidden, types = schema.FormalParameter, ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
-    onnx.defs.register_schema(
-        schema(
-            _BOUNDARY,
-            DOMAIN,
-            1,
-            inputs=[hidden("hidden", "T")],
-            outputs=[hidden("same", "T")],
-            type_constraints=[("T", types, "model dtype")],
-        )
-    )
-
-
-_register_schema()
-_fastocr = onnxscript.values.Opset(DOMAIN, 1)
+register_schema(_BOUNDARY, ("hidden",), ("same",), {}, ())
+_fastocr = onnxscript.values.Opset(DOMAIN, OPSET_VERSION)
 
 TRANSLATION_TABLE = {torch.ops.fastocr.layer_boundary.default: lambda hidden: _fastocr.LayerBoundary(hidden)}
 

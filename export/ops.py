@@ -6,15 +6,12 @@ oracle of `fastocr_trt.reference`, so a traced module can be run in torch and co
 
 from __future__ import annotations
 
-import onnx.defs
 import onnxscript
 import torch
 from torch import Tensor
 
 from .. import reference
-
-DOMAIN = "fastocr"
-OPSET_VERSION = 1
+from .schemas import DOMAIN, OPSET_VERSION, AttrType, register_schema
 
 NEW_ROWS = ("query", "key", "value")
 VISUAL = ("visual_key", "visual_value")
@@ -38,11 +35,11 @@ GATHERED_INPUTS = (
 )
 GATHERED_OUTPUTS = ("output", *(f"present_{bank}" for bank in TEXT))
 
-# name -> (inputs, outputs, attributes with their ONNX default; None is a required float)
-SIGNATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, int | None]]] = {
-    "DenseAttention": (DENSE_INPUTS, DENSE_OUTPUTS, {"scale": None}),
-    "FocalAttention": (FOCAL_INPUTS, FOCAL_OUTPUTS, {"scale": None, "per_kv_head": 1}),
-    "GatheredAttention": (GATHERED_INPUTS, GATHERED_OUTPUTS, {"scale": None}),
+# name -> (inputs, outputs, attributes: the type of a required one, or a default)
+SIGNATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, AttrType | int]]] = {
+    "DenseAttention": (DENSE_INPUTS, DENSE_OUTPUTS, {"scale": AttrType.FLOAT}),
+    "FocalAttention": (FOCAL_INPUTS, FOCAL_OUTPUTS, {"scale": AttrType.FLOAT, "per_kv_head": 1}),
+    "GatheredAttention": (GATHERED_INPUTS, GATHERED_OUTPUTS, {"scale": AttrType.FLOAT}),
 }
 
 _INTEGERS = {*STATE, "num_fixations", "fixation_slots", "fixation"}
@@ -143,33 +140,8 @@ def _like(query: Tensor, arrays) -> tuple[Tensor, ...]:
     return tuple(t.to(query.dtype) if t.is_floating_point() else t for t in tensors)
 
 
-def _register_schemas() -> None:
-    schema = onnx.defs.OpSchema
-    for name, (inputs, outputs, attributes) in SIGNATURES.items():
-        if onnx.defs.has(name, DOMAIN):
-            continue
-        onnx.defs.register_schema(
-            schema(
-                name,
-                DOMAIN,
-                OPSET_VERSION,
-                inputs=[schema.FormalParameter(i, "I" if i in _INTEGERS else "T") for i in inputs],
-                outputs=[schema.FormalParameter(o, "I" if o in _INTEGERS else "T") for o in outputs],
-                type_constraints=[
-                    ("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "model dtype"),
-                    ("I", ["tensor(int64)"], "lengths and rows"),
-                ],
-                attributes=[
-                    schema.Attribute(a, schema.AttrType.FLOAT, "", required=True)
-                    if default is None
-                    else schema.Attribute(a, onnx.helper.make_attribute(a, default))
-                    for a, default in attributes.items()
-                ],
-            )
-        )
-
-
-_register_schemas()  # onnxscript asks for the schema when the translation below runs
+for _name, _signature in SIGNATURES.items():  # onnxscript asks for the schema when the translation below runs
+    register_schema(_name, *_signature, _INTEGERS)
 _fastocr = onnxscript.values.Opset(DOMAIN, OPSET_VERSION)
 
 

@@ -17,6 +17,7 @@ from . import layers
 from . import vision_attention as ops
 from .graph import clean
 from .quiet import quiet
+from .schemas import DOMAIN, OPSET, OPSET_VERSION
 
 INPUTS = ("pixel_values", "rotary_positions", "window_rows", "window_inverse")
 OUTPUT = "visual_embeds"
@@ -116,7 +117,7 @@ def trace_vision(model: nn.Module, form: ops.Form = "onnxruntime") -> ir.Model:
     for function in ops.functions(form):
         body = ir.serde.deserialize_function(function)
         traced.functions[body.identifier()] = body
-    traced.graph.opset_imports[ops.DOMAIN] = ops.OPSET_VERSION
+    traced.graph.opset_imports[DOMAIN] = OPSET_VERSION
     if form == "onnxruntime":
         traced.graph.opset_imports["com.microsoft"] = 1
     return traced
@@ -136,7 +137,7 @@ def _export(tower: VisionTower, args: tuple[Tensor, ...], dynamic: tuple) -> ir.
             args=(),
             input_names=list(INPUTS),
             output_names=[OUTPUT],
-            opset_version=ops.OPSET,
+            opset_version=OPSET,
             optimize=False,
             verbose=False,
             custom_translation_table=ops.TRANSLATION_TABLE | layers.TRANSLATION_TABLE,

@@ -12,15 +12,12 @@ from __future__ import annotations
 from typing import Literal
 
 import onnx
-import onnx.defs
 import onnxscript
 import torch
 from onnx import parser
 from torch import Tensor
 
-DOMAIN = "fastocr"
-OPSET_VERSION = 1
-OPSET = 24
+from .schemas import DOMAIN, OPSET, OPSET_VERSION, AttrType, register_schema
 
 BIDIRECTIONAL_INPUTS = ("query", "key", "value")
 WINDOW_INPUTS = (*BIDIRECTIONAL_INPUTS, "window_rows", "window_inverse")
@@ -150,31 +147,10 @@ def _(query, key, value, window_rows, window_inverse, num_heads, scale):
     return torch.empty_like(query)
 
 
-def _register_schema(name: str, inputs: tuple[str, ...]) -> None:
-    schema = onnx.defs.OpSchema
-    if onnx.defs.has(name, DOMAIN):
-        return
-    onnx.defs.register_schema(
-        schema(
-            name,
-            DOMAIN,
-            OPSET_VERSION,
-            inputs=[schema.FormalParameter(i, "I" if i in _INTEGERS else "T") for i in inputs],
-            outputs=[schema.FormalParameter("output", "T")],
-            type_constraints=[
-                ("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "model dtype"),
-                ("I", ["tensor(int64)"], "patch numbers"),
-            ],
-            attributes=[
-                schema.Attribute("num_heads", schema.AttrType.INT, "", required=True),
-                schema.Attribute("scale", schema.AttrType.FLOAT, "", required=True),
-            ],
-        )
-    )
-
-
-_register_schema("BidirectionalAttention", BIDIRECTIONAL_INPUTS)  # onnxscript asks for them when translating
-_register_schema("WindowAttention", WINDOW_INPUTS)
+_ATTRIBUTES = {"num_heads": AttrType.INT, "scale": AttrType.FLOAT}
+# onnxscript asks for the schemas when it translates
+register_schema("BidirectionalAttention", BIDIRECTIONAL_INPUTS, ("output",), _ATTRIBUTES, _INTEGERS)
+register_schema("WindowAttention", WINDOW_INPUTS, ("output",), _ATTRIBUTES, _INTEGERS)
 _fastocr = onnxscript.values.Opset(DOMAIN, OPSET_VERSION)
 
 

@@ -18,7 +18,7 @@ onnx = pytest.importorskip("onnx")
 import onnxruntime as ort
 
 from fastocr_trt import reference
-from fastocr_trt.export import bodies, ops
+from fastocr_trt.export import bodies, ops, schemas
 
 SCALE = 0.25
 DEFAULT_CASE = {
@@ -98,9 +98,12 @@ def session(op: str, per_kv_head: bool = True, visual_slice: bool = True) -> ort
         kind = onnx.TensorProto.INT64 if integer else onnx.TensorProto.FLOAT
         return value(name, kind, [None] * rank)
 
-    node = onnx.helper.make_node(op, names, results, domain=ops.DOMAIN, **attributes)
+    node = onnx.helper.make_node(op, names, results, domain=schemas.DOMAIN, **attributes)
     graph = onnx.helper.make_graph([node], op, [describe(n) for n in names], [describe(r) for r in results])
-    opsets = [onnx.helper.make_opsetid("", bodies.OPSET), onnx.helper.make_opsetid(ops.DOMAIN, ops.OPSET_VERSION)]
+    opsets = [
+        onnx.helper.make_opsetid("", schemas.OPSET),
+        onnx.helper.make_opsetid(schemas.DOMAIN, schemas.OPSET_VERSION),
+    ]
     model = onnx.helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=11)
     onnx.checker.check_model(model)
     options = ort.SessionOptions()
