@@ -4,4 +4,10 @@ The method is in `reference.py` (the oracle) and `fixation.py` (the policy). `fa
 checkpoint into an engine directory and needs torch; `fastocr_trt.runtime` runs one and does not.
 """
 
+import os
+
 __version__ = "0.1.0"
+
+# ONNX Runtime's telemetry begins when it is imported: it writes into the home folder, and reports over the network.
+# Every part of this package that imports it comes after this line; a user's own setting stays.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .engine import Engine, TextStream
     from .results import ParseResult, Timings
-
-# ONNX Runtime starts its telemetry when it is imported; nobody asked the user.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["Engine", "ParseResult", "TextStream", "Timings"]
 _HOMES = {"Engine": "engine", "TextStream": "engine", "ParseResult": "results", "Timings": "results"}

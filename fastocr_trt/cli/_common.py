@@ -71,8 +71,6 @@ def run(
     parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
 ) -> int:
     """Parse argv and run `command`; its exit code, or that of the error it raised. Only --help and bad options exit."""
-    # ONNX Runtime's telemetry begins when it is imported: it writes into the home folder, and reports over the network.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     _prepare_streams()
     options = parser.parse_args(argv)
     try:
