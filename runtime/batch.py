@@ -15,7 +15,7 @@ from .documents import load_image
 from .loop_guard import LoopGuard
 from .options import Reading
 from .prefill import prefill
-from .preprocess import PreparedImage, preprocess
+from .preprocess import PreparedImage, plan, preprocess
 from .prompt import PromptTokens, build_prompt
 from .results import ParseResult
 from .sampling import Sampler
@@ -107,25 +107,19 @@ def prepare_images(manifest: Manifest, page: PageImages, reading: Reading) -> li
     images = list(page) if isinstance(page, (list, tuple)) else [page]
     if not images:
         raise PageError("a page has no image; give at least one")
+    processing, shape = manifest.image_processing, manifest.vision
     limit = manifest.capacities.max_visual_tokens
     pictures = [load_image(image) for image in images]
-    prepared = [
-        preprocess(picture, manifest.image_processing, manifest.vision, limit, reading.resize_to_fit)
-        for picture in pictures
-    ]
-    total = sum(p.visual_tokens for p in prepared)
-    if total <= limit:
-        return prepared
-    if not reading.resize_to_fit:
-        raise PageError(
-            f"{len(images)} images take {total:,} visual tokens and the engine holds {limit:,}; give fewer images, "
-            "smaller ones, or export with a larger --max-visual-tokens"
-        )
-    share = limit // len(images)
-    return [
-        preprocess(picture, manifest.image_processing, manifest.vision, share, reading.resize_to_fit)
-        for picture in pictures
-    ]
+    # The sizes alone tell whether they fit, before any pixel is touched.
+    total = sum(plan(*p.size, processing, shape, limit, reading.resize_to_fit).visual_tokens for p in pictures)
+    if total > limit:
+        if not reading.resize_to_fit:
+            raise PageError(
+                f"{len(images)} images take {total:,} visual tokens and the engine holds {limit:,}; give fewer images, "
+                "smaller ones, or export with a larger --max-visual-tokens"
+            )
+        limit //= len(images)
+    return [preprocess(picture, processing, shape, limit, reading.resize_to_fit) for picture in pictures]
 
 
 def tokenize(manifest: Manifest, tokenizer: Any, images: Sequence[PreparedImage], prompt: str | None) -> PromptTokens:
