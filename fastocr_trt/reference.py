@@ -10,13 +10,18 @@ bank of the rows' kind grow, so the other write lies beyond the valid rows and i
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.floating]
 Index = NDArray[np.int64]
+
+STATUS_VISUAL_BANK_FULL = 1
+STATUS_TEXT_BANK_FULL = 2
+STATUS_FIXATION_OUT_OF_RANGE = 4
+STATUS_VALID_OUT_OF_RANGE = 8
 
 
 class Dense(NamedTuple):
@@ -150,6 +155,90 @@ def gathered_attention(
                 values = np.concatenate([visual_value[b, h // group][seen], text_value[b, h // group, text]])
                 output[b, h, i] = _softmax(keys @ query[b, h, i] * scale) @ values
     return Gathered(output, text_key, text_value)
+
+
+class Appended(NamedTuple):
+    """A result of the engine form: as Focal, with status [1] int64 beside it; fixation is None but for focal."""
+
+    output: Array
+    present_visual_key: Array
+    present_visual_value: Array
+    present_text_key: Array
+    present_text_value: Array
+    fixation: Index | None
+    status: Index
+
+
+def engine_form(
+    op: Literal["dense", "focal", "gathered"],
+    query: Array,
+    key: Array,
+    value: Array,
+    past_visual_key: Array,
+    past_visual_value: Array,
+    past_text_key: Array,
+    past_text_value: Array,
+    visual_length: Index,
+    text_length: Index,
+    visual_valid: Index,
+    text_valid: Index,
+    status: Index,
+    *,
+    scale: float,
+    num_fixations: Index | None = None,
+    fixation_size: int = 0,
+    per_kv_head: bool = True,
+    fixation: Index | None = None,
+    attend_all: Index | None = None,
+) -> Appended:
+    """The ops as one engine uses them for prefill and decode (attribute `dense_prefill = 1`).
+
+    Every op appends to both banks, and every op is dense where n > 1 or attend_all [1] is not 0. Nothing is raised:
+    what does not fit sets a bit of status [1] (the STATUS_* of this module), which is passed from op to op. A row that
+    does not fit in its bank is not written; a valid count is cut to the bank; a fixation entry that is neither -1 nor
+    below visual_valid is left out.
+    """
+    past = (past_visual_key, past_visual_value, past_text_key, past_text_value)
+    rows = query.shape[2]
+    found = int(status[0])
+    banks = []
+    for bank, new, length, bit in zip(
+        past,
+        (key, value, key, value),
+        (visual_length, visual_length, text_length, text_length),
+        (STATUS_VISUAL_BANK_FULL, STATUS_VISUAL_BANK_FULL, STATUS_TEXT_BANK_FULL, STATUS_TEXT_BANK_FULL),
+        strict=True,
+    ):
+        present = bank.copy()
+        for b, start in enumerate(length.tolist()):
+            for i in range(rows):
+                if 0 <= start + i < bank.shape[2]:
+                    present[b, :, start + i] = new[b, :, i]
+                else:
+                    found |= bit
+        banks.append(present)
+    cut_visual = np.clip(visual_valid, 0, past_visual_key.shape[2])
+    cut_text = np.clip(text_valid, 0, past_text_key.shape[2])
+    if (cut_visual != visual_valid).any() or (cut_text != text_valid).any():
+        found |= STATUS_VALID_OUT_OF_RANGE
+    nothing = np.zeros(len(query), np.int64)
+    no_rows = (key[:, :, :0], value[:, :, :0])  # the banks are written already
+    seen = (nothing, nothing, cut_visual, cut_text)
+    if op == "focal":
+        result = focal_attention(
+            query, *no_rows, *banks, *seen, num_fixations, fixation_size, scale=scale, per_kv_head=per_kv_head
+        )
+        return Appended(result.output, *banks, result.fixation, np.array([found], np.int64))
+    if op == "dense" or rows > 1 or attend_all[0] != 0:
+        output = dense_attention(query, *no_rows, *banks, *seen, scale=scale).output
+    else:
+        if ((fixation < -1) | (fixation >= cut_visual[:, :1, None])).any():
+            found |= STATUS_FIXATION_OUT_OF_RANGE
+        visual, text = banks[:2], banks[2:]
+        output = gathered_attention(
+            query, *no_rows, *visual, *text, nothing, cut_visual, cut_text, fixation, scale=scale
+        ).output
+    return Appended(output, *banks, None, np.array([found], np.int64))
 
 
 def _attend_all(query, visual_key, visual_value, text_key, text_value, visual_valid, text_valid, scale):
