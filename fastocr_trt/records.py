@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -33,7 +33,10 @@ def record(kind: type[Record], data: Any, where: str, least: int = 0) -> Record:
 
 
 def checked(value: Any, hint: Any, where: str, least: int = 0) -> Any:
-    """`value` as the type `hint` wants it (str, int, float, dict, tuple[x, ...], X | None), or ValueError."""
+    """`value` as the type `hint` wants it, or ValueError.
+
+    hint: str, int, float, dict, dict[str, x], tuple[x, ...], X | None, or a dataclass.
+    """
     if get_origin(hint) in (UnionType, Union):
         if value is None and type(None) in get_args(hint):
             return None
@@ -42,6 +45,11 @@ def checked(value: Any, hint: Any, where: str, least: int = 0) -> Any:
         if not isinstance(value, list):
             raise ValueError(f"{where} is {_short(value)}, not a list")
         return tuple(checked(item, get_args(hint)[0], where, least) for item in value)
+    if is_dataclass(hint):
+        return record(hint, value, where, least)
+    if get_origin(hint) is dict and get_args(hint)[1] is not Any:
+        items = checked(value, dict, where)
+        return {key: checked(item, get_args(hint)[1], f"{where}.{key}", least) for key, item in items.items()}
     if hint is float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ValueError(f"{where} is {_short(value)}, not a number")
