@@ -19,6 +19,7 @@ from ..manifest import Capacities, DecoderShape, FileRecord, ImageProcessing, Ma
 from . import processing
 from .checkpoint import Checkpoint, read_json
 from .decoder import trace_decoder
+from .decoder_plugin import trace_plugin_decoder
 from .families import family_of
 from .graph import BLOCK_SIZE, Stored, place_weights
 from .output import check_output, check_space, new_directory
@@ -237,7 +238,7 @@ def _capacities(
 
 
 def _trace(family, config, dtype, decoder, policy, weights, report) -> tuple[dict[str, ir.Model], list[Stored]]:
-    """The three graphs, cleaned and with their weights placed, and the entries of the weights file."""
+    """The graphs by file name, cleaned and with their weights placed, and the entries of the weights file."""
 
     def build(num_layers: int):
         return family.decoder(family.build(config, DTYPES[dtype], num_layers))
@@ -247,6 +248,8 @@ def _trace(family, config, dtype, decoder, policy, weights, report) -> tuple[dic
         "fast": lambda: trace_decoder(build, decoder, policy, decoding=True),
         "vision": lambda: _trace_vision(family.build(config, DTYPES[dtype], 1)),
     }
+    if weights is None:  # the products of quantised weights are ONNX Runtime's own
+        tracers["decoder_plugin"] = lambda: trace_plugin_decoder(build, decoder, policy)
     graphs: dict[str, ir.Model] = {}
     entries: list[Stored] = []
     for name, trace in tracers.items():

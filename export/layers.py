@@ -40,14 +40,14 @@ def unroll(
     kinds: Sequence[str],
     traced: Sequence[str],
     rename: Callable[[str, int, int], str],
-    carried: Callable[[ir.Value], bool] = lambda value: False,
+    carried: Callable[[ir.Value], str] = lambda value: "",
 ) -> None:
     """Turn a graph of `len(traced)` layers, one of each kind, into one of `len(kinds)` layers, in place.
 
     rename(name, layer, new_layer): the name that an initializer, input or output of traced layer `layer` has in layer
-    `new_layer`; a name that it leaves alone belongs to no layer. carried(value): whether a value beside the hidden
-    state passes from layer to layer; a layer that makes one replaces it for those after it. Inputs and outputs of
-    new layers come last, in the order of the layers.
+    `new_layer`; a name that it leaves alone belongs to no layer. carried(value): what a value beside the hidden state
+    carries from layer to layer, by a name ("" for nothing); a layer that makes one replaces it for those after it.
+    Inputs and outputs of new layers come last, in the order of the layers.
     """
     nodes = list(graph)
     marks = [i for i, node in enumerate(nodes) if node.op_type == _BOUNDARY]
@@ -57,11 +57,11 @@ def unroll(
     segments = [nodes[begin + 1 : end] for begin, end in itertools.pairwise(marks)]
 
     def own(value: ir.Value, layer: int) -> bool:
-        return carried(value) or rename(value.name, layer, len(kinds)) != value.name
+        return bool(carried(value)) or rename(value.name, layer, len(kinds)) != value.name
 
     segments = _hoist(graph, boundaries, segments, own)
     hidden = boundaries[0].inputs[0]
-    carry = next((value for value in graph.inputs if carried(value)), None)
+    carry = {carried(value): value for value in graph.inputs if carried(value)}
     made: list[ir.Value] = []
     last = boundaries[-1]
     for layer, kind in enumerate(kinds):
@@ -70,13 +70,14 @@ def unroll(
         for node in segments[template]:
             for value in node.inputs:
                 if value is not None and value not in mapping:
-                    mapping[value] = carry if carried(value) else _outside(graph, value, rename, template, layer)
+                    what = carried(value)
+                    mapping[value] = carry[what] if what else _outside(graph, value, rename, template, layer)
             copy = _copy(node, mapping, layer)
             graph.insert_before(last, copy)
             for old, new in zip(node.outputs, copy.outputs, strict=True):
                 mapping[old] = new
                 if carried(old):
-                    carry = new
+                    carry[carried(old)] = new
                 if old.is_graph_output() and not carried(old):
                     new.name = rename(old.name, template, layer)
                     made.append(new)
@@ -143,8 +144,8 @@ def _finish(graph: ir.Graph, boundaries, segments, hidden: ir.Value, carry, carr
     kept: list[ir.Value] = []
     for value in graph.outputs:
         if carried(value):
-            carry.name = value.name
-            kept.append(carry)
+            carry[carried(value)].name = value.name
+            kept.append(carry[carried(value)])
         elif value not in dropped:
             kept.append(value)
     graph.outputs.clear()

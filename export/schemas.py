@@ -8,6 +8,7 @@ import onnx
 
 DOMAIN = "fastocr"
 OPSET_VERSION = 1
+ENGINE_OPSET_VERSION = 2  # the engine form's: the same op names with other inputs
 OPSET = 24  # of the standard ops in the bodies
 
 AttrType = onnx.defs.OpSchema.AttrType
@@ -17,16 +18,17 @@ def register_schema(
     name: str,
     inputs: Sequence[str],
     outputs: Sequence[str],
-    attributes: Mapping[str, AttrType | int],
+    attributes: Mapping[str, AttrType | int | str],
     integers: Collection[str],
+    version: int = OPSET_VERSION,
 ) -> None:
-    """Register an op of our domain once a process.
+    """Register an op of our domain, in one version of the domain, once a process.
 
     attributes: name to the type of a required one, or to a default. integers: the tensors that are int64; all others
     are of the model's dtype.
     """
     schema = onnx.defs.OpSchema
-    if onnx.defs.has(name, DOMAIN):
+    if onnx.defs.has(name, version, DOMAIN) and onnx.defs.get_schema(name, version, DOMAIN).since_version == version:
         return
 
     def parameter(tensor: str):
@@ -36,7 +38,7 @@ def register_schema(
         schema(
             name,
             DOMAIN,
-            OPSET_VERSION,
+            version,
             inputs=[parameter(tensor) for tensor in inputs],
             outputs=[parameter(tensor) for tensor in outputs],
             type_constraints=[
