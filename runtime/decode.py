@@ -52,23 +52,41 @@ def decode(
     """Advance `pages` from the state `prefill` left; yields the number of steps run so far after each token.
 
     refresh_every: in fast mode, every so many steps is a dense one, which also renews the fixation; 0 is never.
+    A session that runs steps in groups is told only after a group which pages ended in it: they run on until then, and
+    those tokens are dropped, so that the text is the same as step by step.
     """
-    steps = 0
+    steps, tokens = 0, session.next_tokens()[None]
     while True:
-        tokens = session.next_tokens()
-        if not sampler.greedy:
-            tokens = sampler.sample(session.logits())
-            session.choose(tokens)
         before = [page.active for page in pages]
-        for page, token in zip(pages, tokens.tolist(), strict=True):
-            if page.active:
-                page.accept(token, stop_token_ids)
-        yield steps
-        now = [page.active for page in pages]
-        if not any(now):
-            return
+        for row, chosen in enumerate(tokens):
+            if not sampler.greedy:
+                chosen = sampler.sample(session.logits())
+                session.choose(chosen)
+            for page, token in zip(pages, chosen.tolist(), strict=True):
+                if page.active:
+                    page.accept(token, stop_token_ids)
+            yield steps - len(tokens) + 1 + row
+            now = [page.active for page in pages]
+            if not any(now):
+                return
         if now != before:
             session.set_active(np.array(now))
-        steps += 1
-        refresh = refresh_every > 0 and steps % refresh_every == 0
-        session.step("dense" if refresh else mode)
+        largest = getattr(session, "group_size", 1) if sampler.greedy else 1  # a drawn token is fed to the next step
+        room = min(page.limit - len(page.token_ids) for page in pages if page.active)
+        group_mode, count = next_group(mode, steps, refresh_every, min(largest, room))
+        steps += count
+        if count > 1:
+            tokens = session.steps(group_mode, count)
+        else:
+            session.step(group_mode)
+            tokens = session.next_tokens()[None]
+
+
+def next_group(mode: Mode, steps: int, refresh_every: int, largest: int) -> tuple[Mode, int]:
+    """How the step after `steps` is run, and how many steps from it on, at most `largest`, are run alike."""
+    if refresh_every > 0:
+        until_refresh = refresh_every - 1 - steps % refresh_every
+        if until_refresh == 0:
+            return "dense", 1
+        return mode, min(largest, until_refresh)
+    return mode, largest

@@ -67,3 +67,17 @@ class Session(Protocol):
     def fixation(self) -> np.ndarray:
         """[B,KV,k] int64: what the last focal layer chose at the last call, -1 where unused."""
         ...
+
+
+class GroupedSession(Session, Protocol):
+    """A session whose host reads tokens behind the device: several steps are given to it before the first is read.
+
+    The decode loop uses `steps` where a session has a `group_size` above 1.
+    """
+
+    group_size: int
+    """How many steps are best run at once."""
+
+    def steps(self, mode: Mode, count: int) -> np.ndarray:
+        """As `count` times `step`, each fed the greedy choice of the one before; [count, B] int64, those choices."""
+        ...
