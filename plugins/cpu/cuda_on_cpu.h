@@ -1,0 +1,431 @@
+// CUDA C++ on the CPU: kernels run as ordinary C++, to be tested and debugged where there is no GPU.
+//
+// A block's threads are fibers of one host thread, so a barrier is a switch to the next fiber; blocks run one after
+// another, in order, so results are deterministic. The header replaces the runtime API that host code here uses: no
+// CUDA library is linked, `device memory` is host memory and streams are ignored (a call is done when it returns).
+//
+// Covered: __syncthreads, __syncwarp, shuffles, ballots, votes, static and dynamic shared memory, atomics, copies to
+// shared memory that land only when waited for, NVIDIA's own host code of half and bfloat16. A barrier that not all
+// threads reach, or that lanes reach through different calls, ends the program with a message; dynamic shared memory
+// starts as NaN in every block. Not covered: races between threads, memory ordering, anything that needs real warps.
+//
+// All lanes of a warp must take part in a warp-wide call (masks are not interpreted), so a block has a multiple of 32
+// threads. Launches from several host threads take turns.
+#ifndef FASTOCR_CPU_CUDA_ON_CPU_H
+#define FASTOCR_CPU_CUDA_ON_CPU_H
+
+#ifdef __CUDACC__
+#error "cuda_on_cpu.h stands in for a CUDA compiler; include cuda_compat.cuh, which chooses"
+#endif
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csetjmp>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include <ucontext.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define CUDA_ON_CPU_ASAN 1
+#include <sanitizer/common_interface_defs.h>
+#else
+#define CUDA_ON_CPU_ASAN 0
+#endif
+// swapcontext asks the kernel for the signal mask at every switch; setjmp does not, but it may not leave a stack where
+// the sanitizer or the fortified C library watches it.
+#if !CUDA_ON_CPU_ASAN && (!defined(__USE_FORTIFY_LEVEL) || __USE_FORTIFY_LEVEL == 0)
+#define CUDA_ON_CPU_SETJMP 1
+#else
+#define CUDA_ON_CPU_SETJMP 0
+#endif
+
+namespace cuda_on_cpu {
+
+constexpr unsigned kWarp = 32;
+constexpr unsigned kMaxThreads = 1024; // of a block, as on every GPU so far
+constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kSlotBytes = 64; // what a lane can show the others of its warp in one exchange
+constexpr int kMultiprocessors = 8;
+
+// Where a thread waits. Two lanes of a warp that wait in different calls would never meet on a GPU.
+enum class Wait : uint8_t { kNone, kBlock, kSyncWarp, kShuffle, kBallot, kGather, kDone };
+
+inline char const* name(Wait wait) {
+    static char const* const names[] = {"running", "__syncthreads", "__syncwarp", "a shuffle", "a ballot",
+        "a warp-wide gather", "its end"};
+    return names[static_cast<int>(wait)];
+}
+
+struct PendingCopy {
+    void* destination;
+    void const* source;
+    size_t bytes;
+    unsigned group;
+};
+
+struct Fiber {
+    ucontext_t context;
+    jmp_buf jump;
+    std::unique_ptr<char[]> stack;
+    bool started = false;
+    Wait wait = Wait::kNone;
+    dim3 thread{0, 0, 0};
+    unsigned linear = 0;
+    unsigned parity = 0;                // which of the two slots the next exchange uses
+    unsigned group = 0;                 // number of the open group of copies
+    std::vector<PendingCopy> pending;
+    void* fake_stack = nullptr;         // ASan's own
+};
+
+struct Machine {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    Fiber* current = nullptr;
+    dim3 block{0, 0, 0};
+    dim3 block_dim{1, 1, 1};
+    dim3 grid_dim{1, 1, 1};
+    unsigned char* shared = nullptr;
+    std::function<void()> body;
+    cudaError_t error = cudaSuccess; // of the last launch
+    ucontext_t main_context;
+    jmp_buf main_jump;
+    void const* main_stack = nullptr;
+    size_t main_stack_bytes = 0;
+    void* main_fake_stack = nullptr;
+    alignas(64) unsigned char slots[2][kMaxThreads][kSlotBytes];
+};
+
+inline Machine& machine() {
+    static Machine instance;
+    return instance;
+}
+
+// The running thread; only inside a kernel.
+inline Fiber& self() { return *machine().current; }
+
+[[noreturn]] inline void fail(char const* what) {
+    Machine& m = machine();
+    std::fprintf(stderr, "cuda_on_cpu: block (%u, %u, %u): %s\n", m.block.x, m.block.y, m.block.z, what);
+    std::abort();
+}
+
+// ---- switching -----------------------------------------------------------------------------------------------------
+
+inline void to_main() {
+    Machine& m = machine();
+    Fiber& fiber = *m.current;
+#if CUDA_ON_CPU_SETJMP
+    if (_setjmp(fiber.jump) == 0) _longjmp(m.main_jump, 1);
+#else
+#if CUDA_ON_CPU_ASAN
+    __sanitizer_start_switch_fiber(&fiber.fake_stack, m.main_stack, m.main_stack_bytes);
+#endif
+    swapcontext(&fiber.context, &m.main_context);
+#if CUDA_ON_CPU_ASAN
+    __sanitizer_finish_switch_fiber(fiber.fake_stack, &m.main_stack, &m.main_stack_bytes);
+#endif
+#endif
+}
+
+// A fiber never returns: after a thread's end it waits for the next block's thread.
+inline void fiber_main() {
+    Machine& m = machine();
+#if CUDA_ON_CPU_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &m.main_stack, &m.main_stack_bytes);
+#endif
+    for (;;) {
+        m.body();
+        m.current->wait = Wait::kDone;
+        to_main();
+    }
+}
+
+inline void to_fiber(Fiber& fiber) {
+    Machine& m = machine();
+    m.current = &fiber;
+    fiber.wait = Wait::kNone;
+    if (!fiber.started) {
+        fiber.started = true;
+        fiber.stack.reset(new char[kStackBytes]);
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.get();
+        fiber.context.uc_stack.ss_size = kStackBytes;
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, fiber_main, 0);
+#if CUDA_ON_CPU_SETJMP
+        if (_setjmp(m.main_jump) == 0) setcontext(&fiber.context);
+        return;
+#endif
+    }
+#if CUDA_ON_CPU_SETJMP
+    if (_setjmp(m.main_jump) == 0) _longjmp(fiber.jump, 1);
+#else
+#if CUDA_ON_CPU_ASAN
+    __sanitizer_start_switch_fiber(&m.main_fake_stack, fiber.stack.get(), kStackBytes);
+#endif
+    swapcontext(&m.main_context, &fiber.context);
+#if CUDA_ON_CPU_ASAN
+    __sanitizer_finish_switch_fiber(m.main_fake_stack, nullptr, nullptr);
+#endif
+#endif
+}
+
+inline void wait_at(Wait where) {
+    self().wait = where;
+    to_main();
+}
+
+// ---- a launch ------------------------------------------------------------------------------------------------------
+
+// Runs one warp until all of its threads stand at a block barrier or have ended.
+inline void run_warp(unsigned first) {
+    Machine& m = machine();
+    for (;;) {
+        for (unsigned lane = 0; lane < kWarp; ++lane) to_fiber(*m.fibers[first + lane]);
+        Wait const where = m.fibers[first]->wait;
+        for (unsigned lane = 1; lane < kWarp; ++lane) {
+            Wait const other = m.fibers[first + lane]->wait;
+            if (other == where) continue;
+            bool const apart = (where == Wait::kBlock || where == Wait::kDone)
+                && (other == Wait::kBlock || other == Wait::kDone);
+            char text[160];
+            std::snprintf(text, sizeof text, "divergent %s: thread %u waits in %s while thread %u waits in %s",
+                apart ? "block barrier" : "warp barrier", first, name(where), first + lane, name(other));
+            fail(text);
+        }
+        if (where == Wait::kBlock || where == Wait::kDone) return;
+    }
+}
+
+inline void run_block(unsigned threads) {
+    Machine& m = machine();
+    for (unsigned i = 0; i < threads; ++i) {
+        Fiber& fiber = *m.fibers[i];
+        fiber.linear = i;
+        fiber.thread = dim3(i % m.block_dim.x, i / m.block_dim.x % m.block_dim.y, i / m.block_dim.x / m.block_dim.y);
+        fiber.parity = fiber.group = 0;
+        fiber.pending.clear();
+        fiber.wait = Wait::kNone;
+    }
+    for (;;) {
+        unsigned waiting = 0;
+        unsigned done = 0;
+        for (unsigned first = 0; first < threads; first += kWarp) {
+            if (m.fibers[first]->wait != Wait::kDone) run_warp(first);
+            (m.fibers[first]->wait == Wait::kDone ? done : waiting) += kWarp;
+        }
+        if (waiting == 0) break;
+        // A GPU lets ended threads miss a barrier; code that relies on it is more often a mistake than a wish.
+        if (done != 0) fail("divergent block barrier: some warps wait in __syncthreads, others have ended");
+    }
+    for (unsigned i = 0; i < threads; ++i)
+        if (!m.fibers[i]->pending.empty()) fail("a block ended with an asynchronous copy that nothing waited for");
+}
+
+// Runs `body`, a kernel with its arguments, once for each thread of the grid.
+inline void launch(dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body) {
+    Machine& m = machine();
+    std::lock_guard<std::mutex> const lock(m.mutex);
+    size_t const threads = size_t{block.x} * block.y * block.z;
+    if (threads == 0 || threads > kMaxThreads || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535
+        || grid.z > 65535) {
+        m.error = cudaErrorInvalidConfiguration;
+        return;
+    }
+    if (threads % kWarp != 0) fail("the emulation runs whole warps: a block must have a multiple of 32 threads");
+    while (m.fibers.size() < threads) m.fibers.push_back(std::make_unique<Fiber>());
+    m.grid_dim = grid;
+    m.block_dim = block;
+    m.body = std::move(body);
+    for (unsigned z = 0; z < grid.z; ++z)
+        for (unsigned y = 0; y < grid.y; ++y)
+            for (unsigned x = 0; x < grid.x; ++x) {
+                m.block = dim3(x, y, z);
+                // Allocated to the byte, so that the address sanitizer sees one that is passed; NaN until written.
+                m.shared = static_cast<unsigned char*>(::operator new(shared_bytes + 1, std::align_val_t(128)));
+                std::memset(m.shared, 0xFF, shared_bytes + 1);
+                run_block(static_cast<unsigned>(threads));
+                ::operator delete(m.shared, std::align_val_t(128));
+            }
+    m.body = nullptr;
+}
+
+// ---- what kernels call ---------------------------------------------------------------------------------------------
+
+// Shows `mine` to the warp and returns the slots of its lanes. Two sets of slots take turns: a lane can be one exchange
+// ahead of another, never two.
+template <class T>
+unsigned char (*exchange(T const& mine, Wait where))[kSlotBytes] {
+    static_assert(sizeof(T) <= kSlotBytes, "a lane shows at most 64 bytes at a time");
+    Machine& m = machine();
+    Fiber& fiber = self();
+    auto* slots = m.slots[fiber.parity];
+    fiber.parity ^= 1;
+    std::memcpy(slots[fiber.linear], &mine, sizeof(T));
+    wait_at(where);
+    return slots + fiber.linear / kWarp * kWarp;
+}
+
+template <class T>
+T shuffle(T const& mine, unsigned source) {
+    T result;
+    std::memcpy(&result, exchange(mine, Wait::kShuffle)[source % kWarp], sizeof(T));
+    return result;
+}
+
+// all[lane] is what each lane of the warp passed as `mine`: what warp-wide instructions such as mma are built from.
+template <class T>
+void warp_gather(T const& mine, T (&all)[kWarp]) {
+    auto* slots = exchange(mine, Wait::kGather);
+    for (unsigned lane = 0; lane < kWarp; ++lane) std::memcpy(&all[lane], slots[lane], sizeof(T));
+}
+
+inline unsigned lane_of_self() { return self().linear % kWarp; }
+
+// cp.async may land at any time from its start to the wait for its group. So even threads copy at once and odd ones at
+// the wait: a buffer that is filled too early and a missing wait both show.
+inline void copy_async(void* shared, void const* global, size_t bytes) {
+    Fiber& fiber = self();
+    if (reinterpret_cast<uintptr_t>(shared) % bytes != 0 || reinterpret_cast<uintptr_t>(global) % bytes != 0)
+        fail("an asynchronous copy between addresses that are not aligned to its size");
+    if (fiber.linear % 2 == 0)
+        std::memcpy(shared, global, bytes);
+    else
+        fiber.pending.push_back({shared, global, bytes, fiber.group});
+}
+
+inline void copy_async_commit() { ++self().group; }
+
+inline void copy_async_wait(unsigned groups_left) {
+    Fiber& fiber = self();
+    auto const lands = [&](PendingCopy const& copy) { return copy.group + groups_left < fiber.group; };
+    for (PendingCopy const& copy : fiber.pending)
+        if (lands(copy)) std::memcpy(copy.destination, copy.source, copy.bytes);
+    fiber.pending.erase(std::remove_if(fiber.pending.begin(), fiber.pending.end(), lands), fiber.pending.end());
+}
+
+// ---- what host code calls ------------------------------------------------------------------------------------------
+
+inline cudaError_t memcpy_async(void* to, void const* from, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr) {
+    if (bytes != 0) std::memmove(to, from, bytes);
+    return cudaSuccess;
+}
+
+inline cudaError_t memset_async(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
+    if (bytes != 0) std::memset(to, value, bytes);
+    return cudaSuccess;
+}
+
+inline cudaError_t last_error() { return std::exchange(machine().error, cudaSuccess); }
+
+template <class Kernel>
+cudaError_t set_function_attribute(Kernel, cudaFuncAttribute, int) {
+    return cudaSuccess;
+}
+
+inline cudaError_t get_device(int* device) {
+    *device = 0;
+    return cudaSuccess;
+}
+
+inline cudaError_t get_attribute(int* value, cudaDeviceAttr attribute, int) {
+    *value = attribute == cudaDevAttrMultiProcessorCount ? kMultiprocessors : 0;
+    return cudaSuccess;
+}
+
+} // namespace cuda_on_cpu
+
+// ---- CUDA's names --------------------------------------------------------------------------------------------------
+
+#undef __shared__
+#define __shared__ static /* one block runs at a time, so what is static is the block's */
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#ifndef __restrict__
+#define __restrict__ __restrict
+#endif
+#define threadIdx (::cuda_on_cpu::self().thread)
+#define blockIdx (::cuda_on_cpu::machine().block)
+#define blockDim (::cuda_on_cpu::machine().block_dim)
+#define gridDim (::cuda_on_cpu::machine().grid_dim)
+
+#define cudaMemcpyAsync ::cuda_on_cpu::memcpy_async
+#define cudaMemsetAsync ::cuda_on_cpu::memset_async
+#define cudaGetLastError ::cuda_on_cpu::last_error
+#define cudaFuncSetAttribute ::cuda_on_cpu::set_function_attribute
+#define cudaGetDevice ::cuda_on_cpu::get_device
+#define cudaDeviceGetAttribute ::cuda_on_cpu::get_attribute
+
+inline void __syncthreads() { ::cuda_on_cpu::wait_at(::cuda_on_cpu::Wait::kBlock); }
+inline void __syncwarp(unsigned = ~0u) { ::cuda_on_cpu::wait_at(::cuda_on_cpu::Wait::kSyncWarp); }
+
+template <class T>
+T __shfl_sync(unsigned, T value, int source, int = 32) {
+    return ::cuda_on_cpu::shuffle(value, static_cast<unsigned>(source));
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
+    return ::cuda_on_cpu::shuffle(value, ::cuda_on_cpu::lane_of_self() ^ static_cast<unsigned>(mask));
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, unsigned delta, int = 32) {
+    unsigned const lane = ::cuda_on_cpu::lane_of_self();
+    return ::cuda_on_cpu::shuffle(value, lane + delta < ::cuda_on_cpu::kWarp ? lane + delta : lane);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, unsigned delta, int = 32) {
+    unsigned const lane = ::cuda_on_cpu::lane_of_self();
+    return ::cuda_on_cpu::shuffle(value, delta <= lane ? lane - delta : lane);
+}
+inline unsigned __ballot_sync(unsigned, int predicate) {
+    auto* slots = ::cuda_on_cpu::exchange(predicate != 0, ::cuda_on_cpu::Wait::kBallot);
+    unsigned bits = 0;
+    for (unsigned lane = 0; lane < ::cuda_on_cpu::kWarp; ++lane) bits |= unsigned{slots[lane][0]} << lane;
+    return bits;
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == ~0u; }
+
+// Only one thread runs at a time, so a plain read and write is atomic.
+template <class T>
+T atomicAdd(T* address, T value) {
+    T const old = *address;
+    *address = old + value;
+    return old;
+}
+template <class T>
+T atomicOr(T* address, T value) {
+    T const old = *address;
+    *address = old | value;
+    return old;
+}
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+template <class T>
+T __ldg(T const* address) {
+    return *address;
+}
+
+#endif
