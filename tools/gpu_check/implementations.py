@@ -1,0 +1,99 @@
+"""The ways to compute the three ops that are compared: PyTorch's attention, the CUDA kernels, the Triton kernels."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .cases import Case
+
+SCALE = 0.11
+OPS = ("dense", "focal", "gathered")
+
+
+class Implementation(Protocol):
+    """`prepare` gives a layer's own form of its tensors; `run` queues one op on them and returns what it computed:
+    output [B,H,n,D], and fixation and status where there are such."""
+
+    name: str
+    ops: tuple[str, ...]
+
+    def prepare(self, layer: dict[str, Tensor], case: Case) -> dict[str, Tensor]: ...
+
+    def run(self, op: str, layer: dict[str, Tensor], state: dict[str, Tensor], case: Case) -> dict[str, Tensor]: ...
+
+
+class Sdpa:
+    """Dense attention of PyTorch over one joined cache without padding: the best dense form there is without ours.
+
+    Only for pages of one length; the new row is taken to be in the cache already, so that nothing is copied.
+    """
+
+    name = "torch sdpa"
+    ops = ("dense",)
+
+    def prepare(self, layer: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+        joined = {"query": layer["query"]}
+        for part in ("key", "value"):
+            visual, text = layer[f"visual_{part}"][:, :, : case.visual], layer[f"text_{part}"][:, :, : case.text + 1]
+            joined[part] = torch.cat([visual, text], 2)
+        return joined
+
+    def run(self, op: str, layer: dict[str, Tensor], state: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        output = attention(layer["query"], layer["key"], layer["value"], scale=SCALE, enable_gqa=True)
+        return {"output": output}
+
+
+class Kernels:
+    """The CUDA kernels of plugins/kernels through their C interface, in the engine form and in place."""
+
+    name = "CUDA kernels"
+    ops = OPS
+
+    def __init__(self, library) -> None:
+        self.library = library
+
+    def prepare(self, layer: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+        shape = (case.batch, case.num_key_value_heads, case.fixation_size)
+        own = {name: tensor.clone() for name, tensor in layer.items()}
+        own["output"] = torch.empty_like(layer["query"])
+        own["fixation_out"] = torch.full(shape, -1, device=layer["query"].device)
+        own["status_out"] = torch.zeros(1, dtype=torch.int64, device=layer["query"].device)
+        return own
+
+    def run(self, op: str, layer: dict[str, Tensor], state: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+        self.library.run_in_place(op, layer, state, scale=SCALE)
+        result = {"output": layer["output"], "status": layer["status_out"]}
+        return result | ({"fixation": layer["fixation_out"]} if op == "focal" else {})
+
+
+class Triton:
+    """The Triton kernels of the extra `torch`, in place."""
+
+    name = "Triton kernels"
+    ops = OPS
+
+    def __init__(self) -> None:
+        from fastocr_trt.export import triton_attention
+
+        self.attention = triton_attention
+
+    def prepare(self, layer: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in layer.items()}
+
+    def run(self, op: str, layer: dict[str, Tensor], state: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+        attention = self.attention
+        new = (layer["query"], layer["key"], layer["value"])
+        banks = attention.Banks(*(layer[name] for name in attention.Banks._fields))
+        seen = attention.Seen(*(state[name] for name in attention.Seen._fields))
+        rows = (max(1, case.visual), case.text + case.rows)
+        if op == "dense":
+            return {"output": attention.dense(*new, banks, seen, *rows, SCALE)}
+        if op == "focal":
+            sizes = (state["num_fixations"], case.fixation_size)
+            output, fixation = attention.focal(*new, banks, seen, *rows, *sizes, SCALE)
+            return {"output": output, "fixation": fixation}
+        return {"output": attention.gathered(*new, banks, seen, rows[1], state["fixation"], SCALE)}
