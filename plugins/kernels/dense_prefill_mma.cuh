@@ -1,0 +1,217 @@
+// Prefill attention of 16-bit tensors on tensor cores.
+#ifndef FASTOCR_KERNELS_DENSE_PREFILL_MMA_CUH
+#define FASTOCR_KERNELS_DENSE_PREFILL_MMA_CUH
+
+#include <math.h>
+
+#include "dense_prefill_tile.cuh"
+
+namespace fastocr {
+namespace dense_prefill {
+
+// Sizes for a head_dim of up to kHeadDim. A warp has 16 query rows, the height of the instruction.
+template <class T, int kHeadDim>
+struct MmaLayout {
+    static constexpr int kQueries = 16 * kWarps;
+    // Half as many keys for wide heads: the output alone is kHeadDim / 2 registers a thread there.
+    static constexpr int kKeys = kHeadDim <= 128 ? 64 : 32;
+    // The query's fragments are kHeadDim / 4 registers. Where they do not fit, they are read again for each key tile.
+    static constexpr bool kQueryInRegisters = kHeadDim <= 128;
+
+    using Queries = SharedTile<T, kQueries, kHeadDim>;
+    using Keys = SharedTile<T, kKeys, kHeadDim>;
+    // A query that goes to registers passes through the tile that the keys use afterwards.
+    static constexpr int kQueryBytes = kQueryInRegisters ? 0 : Queries::kBytes;
+    static constexpr int kSharedBytes = kQueryBytes + 2 * Keys::kBytes;
+    static_assert(!kQueryInRegisters || Queries::kBytes <= 2 * Keys::kBytes, "the query would not fit");
+};
+
+// This lane's two rows of the running softmax: `largest` score so far, and this lane's part of the `sum` of powers.
+struct SoftmaxRows {
+    float largest[2] = {-INFINITY, -INFINITY};
+    float sum[2] = {0.0f, 0.0f};
+};
+
+// The largest, or the sum, over the four lanes that hold a row of a matrix fragment.
+__device__ __forceinline__ float largest_of_row(float value) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+__device__ __forceinline__ float sum_of_row(float value) {
+    value += __shfl_xor_sync(0xffffffffu, value, 1);
+    return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+// scores = query keys^T for the warp's 16 rows. The matrices of a 16x16 part of the query are loaded as the
+// instruction's `a`; two 8x8 blocks of keys, which lie as the transposes that its `b` wants, come with one load.
+template <class T, int kHeadDim, class Layout>
+__device__ __forceinline__ void multiply_by_keys(float (&scores)[Layout::kKeys / 8][4], uint32_t const (&query)[kHeadDim / 16][4],
+    typename Layout::Queries const& queries, typename Layout::Keys const& keys) {
+    int const lane = threadIdx.x % 32;
+    int const warp = threadIdx.x / 32;
+#pragma unroll
+    for (int j = 0; j < Layout::kKeys / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            scores[j][e] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+        uint32_t a[4];
+        if constexpr (Layout::kQueryInRegisters) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                a[e] = query[step][e];
+        } else {
+            load_matrices(a, queries.at(16 * warp + lane % 16, 16 * step + lane / 16 * 8));
+        }
+#pragma unroll
+        for (int j = 0; j < Layout::kKeys / 16; ++j) {
+            uint32_t b[4];
+            load_matrices(b, keys.at(16 * j + lane % 8 + lane / 16 * 8, 16 * step + lane / 8 % 2 * 8));
+            multiply_add<T>(scores[2 * j], a, b[0], b[1]);
+            multiply_add<T>(scores[2 * j + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// Scores to powers of two in place, and what came before scaled down to the new largest score.
+template <int kScores, int kOutputs>
+__device__ __forceinline__ void update_softmax(SoftmaxRows& rows, float (&scores)[kScores][4], float (&output)[kOutputs][4]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float largest = rows.largest[r];
+#pragma unroll
+        for (int j = 0; j < kScores; ++j)
+            largest = fmaxf(largest, fmaxf(scores[j][2 * r], scores[j][2 * r + 1]));
+        largest = largest_of_row(largest);
+        // A row that has seen no key yet has no largest score: 0 in its place makes its powers 0 and not NaN.
+        float const reference = largest == -INFINITY ? 0.0f : largest;
+        float const shrink = exp2f(rows.largest[r] - reference);
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kScores; ++j) {
+            scores[j][2 * r] = exp2f(scores[j][2 * r] - reference);
+            scores[j][2 * r + 1] = exp2f(scores[j][2 * r + 1] - reference);
+            sum += scores[j][2 * r] + scores[j][2 * r + 1];
+        }
+#pragma unroll
+        for (int j = 0; j < kOutputs; ++j) {
+            output[j][2 * r] *= shrink;
+            output[j][2 * r + 1] *= shrink;
+        }
+        rows.sum[r] = rows.sum[r] * shrink + sum;
+        rows.largest[r] = largest;
+    }
+}
+
+// output += powers values. The powers lie as a sum of the instruction does, which is the layout of its `a` once pairs
+// are packed: they never leave the lane. Values lie row by row, so their blocks are transposed by the load.
+template <class T, int kHeadDim, class Layout>
+__device__ __forceinline__ void multiply_by_values(float (&output)[kHeadDim / 8][4],
+    float const (&powers)[Layout::kKeys / 8][4], typename Layout::Keys const& values) {
+    int const lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 0; step < Layout::kKeys / 16; ++step) {
+        uint32_t a[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            a[e] = pack_pair<T>(powers[2 * step + e / 2][e % 2 * 2], powers[2 * step + e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+        for (int j = 0; j < kHeadDim / 16; ++j) {
+            uint32_t b[4];
+            load_matrices_transposed(b, values.at(16 * step + lane % 16, 16 * j + lane / 16 * 8));
+            multiply_add<T>(output[2 * j], a, b[0], b[1]);
+            multiply_add<T>(output[2 * j + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// One block a tile of queries. The values of a tile travel while its scores are computed, and the next tile's keys
+// while the powers and the output are: with one buffer each for keys and values every copy has work to hide behind.
+template <class T, int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 2) dense_prefill_mma(Problem<T> const problem) {
+    using Layout = MmaLayout<T, kHeadDim>;
+    FASTOCR_DYNAMIC_SHARED(unsigned char, shared);
+    typename Layout::Keys const keys{reinterpret_cast<T*>(shared + Layout::kQueryBytes)};
+    typename Layout::Keys const values{reinterpret_cast<T*>(shared + Layout::kQueryBytes + Layout::Keys::kBytes)};
+    typename Layout::Queries const queries{reinterpret_cast<T*>(shared)};
+
+    QueryTile<T, Layout::kQueries> const tile(problem);
+    int const head_dim = problem.head_dim;
+    int const lane = threadIdx.x % 32;
+    int const warp = threadIdx.x / 32;
+    int const entry[2] = {16 * warp + lane / 4, 16 * warp + lane / 4 + 8}; // the rows of this lane
+
+    queries.start_copy(
+        [&](int e) { return tile.holds(e) ? problem.query + tile.offset(e) : static_cast<T const*>(nullptr); },
+        head_dim);
+    Reach const reach(tile, Layout::kQueries);
+    KeyTiles<Layout::kKeys> const tiles(reach);
+    int const seen[2][kBanks] = {{tile.valid_of_entry(kVisual, entry[0]), tile.valid_of_entry(kText, entry[0])},
+        {tile.valid_of_entry(kVisual, entry[1]), tile.valid_of_entry(kText, entry[1])}};
+    copy_async_wait<0>();
+    __syncthreads();
+    uint32_t query[kHeadDim / 16][4];
+    if constexpr (Layout::kQueryInRegisters) {
+#pragma unroll
+        for (int step = 0; step < kHeadDim / 16; ++step)
+            load_matrices(query[step], queries.at(16 * warp + lane % 16, 16 * step + lane / 16 * 8));
+        __syncthreads();
+    }
+
+    auto const start_copy = [&](typename Layout::Keys const& to, T const* const (&banks)[kBanks], int t) {
+        int const bank = tiles.bank(t);
+        to.start_copy_of_keys(
+            of_bank(banks, bank) + tile.bank_offset(bank), tiles.first_key(t), of_bank(reach.largest, bank), head_dim);
+    };
+    float output[kHeadDim / 8][4] = {};
+    SoftmaxRows rows;
+    if (tiles.count > 0)
+        start_copy(keys, problem.key, 0);
+    for (int t = 0; t < tiles.count; ++t) {
+        copy_async_wait<0>();
+        __syncthreads(); // the keys are there, and the values before them read
+        start_copy(values, problem.value, t);
+        float scores[Layout::kKeys / 8][4];
+        multiply_by_keys<T, kHeadDim, Layout>(scores, query, queries, keys);
+        copy_async_wait<0>();
+        __syncthreads(); // the values are there, and the keys read
+        if (t + 1 < tiles.count)
+            start_copy(keys, problem.key, t + 1);
+
+        int const bank = tiles.bank(t);
+        int const first = tiles.first_key(t);
+        bool const masked = first + Layout::kKeys > of_bank(reach.smallest, bank);
+        int const left[2] = {of_bank(seen[0], bank) - first, of_bank(seen[1], bank) - first};
+#pragma unroll
+        for (int j = 0; j < Layout::kKeys / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                bool const hidden = masked && 8 * j + lane % 4 * 2 + e % 2 >= left[e / 2];
+                scores[j][e] = hidden ? -INFINITY : scores[j][e] * problem.scale;
+            }
+        update_softmax(rows, scores, output);
+        multiply_by_values<T, kHeadDim, Layout>(output, scores, values);
+    }
+
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float const sum = sum_of_row(rows.sum[r]);
+        float const weight = sum > 0.0f ? 1.0f / sum : 0.0f; // a row that saw nothing gives zeros
+        if (!tile.holds(entry[r]))
+            continue;
+        T* const to = problem.output + tile.offset(entry[r]) + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kHeadDim / 8; ++j) {
+            if (8 * j < head_dim)
+                *reinterpret_cast<uint32_t*>(to + 8 * j)
+                    = pack_pair<T>(output[j][2 * r] * weight, output[j][2 * r + 1] * weight);
+        }
+    }
+}
+
+} // namespace dense_prefill
+} // namespace fastocr
+
+#endif
