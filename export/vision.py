@@ -18,6 +18,7 @@ from . import vision_attention as ops
 from .graph import clean
 from .quiet import quiet
 from .schemas import DOMAIN, OPSET, OPSET_VERSION
+from .vision_bodies import Form, functions
 
 INPUTS = ("pixel_values", "rotary_positions", "window_rows", "window_inverse")
 OUTPUT = "visual_embeds"
@@ -83,11 +84,11 @@ def _cut(states: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return states[..., :width], states[..., width:]
 
 
-def trace_vision(model: nn.Module, form: ops.Form = "onnxruntime") -> ir.Model:
+def trace_vision(model: nn.Module, form: Form = "onnxruntime") -> ir.Model:
     """Trace the vision tower of a Hugging Face Qwen2.5-VL or Qwen2-VL model; weights are not read.
 
     model: a ...ForConditionalGeneration in the export dtype; its parameters may be uninitialised or on "meta".
-    form: the bodies of the attention functions, see `vision_attention.functions`.
+    form: the bodies of the attention functions, see `vision_bodies.functions`.
 
     One block of each kind is traced, and the graph then unrolled to the tower's depth. The result's parameters are
     initializers under the model's own names, of the checkpoint's shapes: linear layers are Gemm with transB = 1, so
@@ -114,7 +115,7 @@ def trace_vision(model: nn.Module, form: ops.Form = "onnxruntime") -> ir.Model:
             initializer.const_value = ir.tensor_adapters.TorchTensor(parameters[name], name=name)
     for value, shape in zip((*traced.graph.inputs, *traced.graph.outputs), _shapes(visual), strict=True):
         value.shape = ir.Shape(shape)
-    for function in ops.functions(form):
+    for function in functions(form):
         body = ir.serde.deserialize_function(function)
         traced.functions[body.identifier()] = body
     traced.graph.opset_imports[DOMAIN] = OPSET_VERSION
