@@ -61,7 +61,7 @@ void checkRank(TensorSpec const& tensor, int32_t nbDims) {
     }
 }
 
-// One size per axis, and the tensor that gave it.
+// One size per axis, and the first tensor that gave it.
 class AxisSizes {
 public:
     AxisSizes() { set(Axis::kOne, 1, nullptr); }
@@ -82,7 +82,9 @@ public:
             throw PluginError(is + " and " + from->name + " has " + std::to_string(sizes_[index(axis)])
                 + "; they must be equal");
         }
-        set(axis, size, &tensor);
+        if (from == nullptr) {
+            set(axis, size, &tensor);
+        }
     }
 
     // An open axis of a profile. What is fixed by some tensor stays.
