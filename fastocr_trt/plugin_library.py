@@ -46,8 +46,8 @@ def load_plugin(trt: Any, path: str | Path | None = None) -> Path:
                 raise EngineError(f"{trt.__name__} {trt.__version__} cannot load {library}: {error}; {BUILD}") from None
             if handle is None:
                 raise EngineError(
-                    f"{trt.__name__} {trt.__version__} refuses {library}: it was built for another version, or something "
-                    f"else registered its plugins before; {BUILD}"
+                    f"{trt.__name__} {trt.__version__} refuses {library}: it was built for another version, or "
+                    f"something else registered its plugins before; {BUILD}"
                 )
             _loaded[trt.__name__] = library
         return _loaded[trt.__name__]

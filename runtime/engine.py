@@ -43,15 +43,17 @@ class Engine:
         threads: int | None = None,
         verify: bool = False,
         share_weights: bool | None = None,
+        backend: str = "auto",
     ) -> Engine:
         """Load `directory`, written by `fastocr-export`.
 
-        providers: the first one that ONNX Runtime has here is used (`cpu`, `cuda`). threads: of one graph call, None
-        lets ONNX Runtime choose. verify: hash large files too. share_weights: keep one copy of the weights for all
-        graphs (batches are slower); None does so for large unquantised models. Raises EngineError with the way to
-        rebuild.
+        backend: `onnxruntime`, `tensorrt`, `tensorrt-rtx`, or `auto`: compiled engines where the directory has some
+        that fit this machine's library and GPU, else ONNX Runtime. verify: hash large files too.
+        Of ONNX Runtime alone: providers, the first one that it has here is used (`cpu`, `cuda`); threads of one graph
+        call, None lets it choose; share_weights, keep one copy of the weights for all graphs (batches are slower), None
+        does so for large unquantised models. Raises EngineError with the way to rebuild.
         """
-        from .onnxruntime_session import OnnxRuntimeSession, choose_provider
+        from .backend import choose_backend, open_onnxruntime, open_tensorrt
 
         if not isinstance(directory, (str, Path)):
             raise EngineError(f"an engine is loaded from a path, not from a {type(directory).__name__}")
@@ -60,11 +62,27 @@ class Engine:
         directory = Path(directory)
         manifest = Manifest.read(directory)
         manifest.check_files(directory, hash_up_to=None if verify else HASHED_ON_LOAD)
-        provider = choose_provider(providers, manifest.dtype)
-        session = OnnxRuntimeSession(directory, manifest, provider, threads, share_weights)
-        for graph in ("vision", "dense", "fast"):
-            session.graph(graph)
-        return cls(manifest, session, load_tokenizer(directory / manifest.files["tokenizer"].file))
+        tokenizer = load_tokenizer(directory / manifest.files["tokenizer"].file)
+        chosen = choose_backend(directory, manifest, backend)
+        if chosen == "onnxruntime":
+            session = open_onnxruntime(directory, manifest, providers, threads, share_weights)
+        else:
+            session = open_tensorrt(directory, manifest, chosen, None if verify else HASHED_ON_LOAD)
+        return cls(manifest, session, tokenizer)
+
+    def close(self) -> None:
+        """Give back what the session holds on a GPU; the engine is of no use afterwards. A `with` does so at its end.
+
+        ONNX Runtime gives its memory back by itself, when the engine is no longer used.
+        """
+        if (close := getattr(self.session, "close", None)) is not None:
+            close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def parse(self, page: PageImages, prompt: str | None = None, mode: Mode = "fast", **options) -> ParseResult:
         """Read one page: a PIL image, a path, or several of them as the images of ONE prompt.
