@@ -15,7 +15,8 @@ import transformers
 from .. import __version__
 from ..errors import ExportError, FastOCRError
 from ..fixation import FixationPolicy
-from ..manifest import Capacities, DecoderShape, FileRecord, ImageProcessing, Manifest, VisionShape, sha256
+from ..hashing import sha256
+from ..manifest import Capacities, DecoderShape, FileRecord, ImageProcessing, Manifest, VisionShape
 from . import processing
 from .checkpoint import Checkpoint, read_json
 from .decoder import trace_decoder

@@ -7,14 +7,18 @@ profiles `prefill` and `decode` of one engine, so one copy of the weights); with
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from .errors import EngineError
+from .hashing import sha256
 from .records import record
 
 BackendName = Literal["tensorrt", "tensorrt-rtx"]
 BACKENDS: tuple[BackendName, ...] = ("tensorrt", "tensorrt-rtx")
 FOLDERS: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+MODULES: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+PACKAGES: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt-rtx-cu13"}  # as pip names them
 PLUGIN_VERSION = "1"
 PLUGIN_NAMESPACE = "fastocr"
 
@@ -55,13 +59,98 @@ class BackendRecord:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def check_files(self, name: str, directory: Path, hash_up_to: int | None = None) -> None:
+        """Raise EngineError, with the command that rebuilds, where an engine file is missing or changed.
+
+        hash_up_to: files of more bytes than this are compared by size alone; None hashes all.
+        """
+        rebuild = f"build the engines again with `{rebuild_command(directory, name)}`"
+        for file in self.engines.values():
+            path = directory / file.file
+            if not path.is_file():
+                raise EngineError(f"{directory} lacks {file.file}, an engine of {name}; {rebuild}")
+            size = path.stat().st_size
+            if size != file.size:
+                raise EngineError(
+                    f"{path} is {size:,} bytes and the manifest says {file.size:,}: half-written or changed; {rebuild}"
+                )
+            if (hash_up_to is None or size <= hash_up_to) and sha256(path) != file.sha256:
+                raise EngineError(f"{path} does not match the hash in the manifest: it was changed; {rebuild}")
+
     @classmethod
     def from_dict(cls, name: str, data: Any) -> BackendRecord:
         """Raises EngineError where `data`, the manifest's `backends[name]`, is not such a record."""
         try:
-            return record(cls, data, f"backends.{name}", -1)
+            made = record(cls, data, f"backends.{name}", -1)
+            _check_places(made)
+            return made
         except ValueError as error:
             raise EngineError(
                 f"the manifest's engines of {name} do not fit: {error}; build them again with "
                 f"`fastocr-export ENGINE_DIR --backend {name}`"
             ) from None
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What a machine has for a backend: the library's version (None: absent), the compute capabilities of its GPUs as
+    `8.9` (empty: none is seen), and the version of the plugin library (None: absent or not loadable)."""
+
+    version: str | None
+    compute_capabilities: tuple[str, ...]
+    plugin_version: str | None
+
+
+def mismatches(record: BackendRecord, name: BackendName, installed: Installed, directory: Path | str) -> list[str]:
+    """Why the engines of `directory` do not run here: a sentence each, with what to do; none where nothing is wrong.
+
+    A GPU that is not seen is not a mismatch: it cannot be told.
+    """
+    found = []
+    if installed.version is None:
+        found.append(f"{name} is not installed; pip install {PACKAGES[name]}=={record.version}")
+    elif not same_release(name, record.version, installed.version):
+        needed = "the same version" if name == "tensorrt" else "the same major and minor version"
+        found.append(
+            f"the engines were built with {name} {record.version} and {installed.version} is installed; they need "
+            f"{needed}: build them again with `{rebuild_command(directory, name)}`"
+        )
+    foreign = [sm for sm in installed.compute_capabilities if sm not in record.compute_capabilities]
+    if foreign:
+        command = rebuild_command(directory, name, tuple(dict.fromkeys((*record.compute_capabilities, *foreign))))
+        found.append(
+            f"the engines are for compute capability {', '.join(record.compute_capabilities)} and a GPU here has "
+            f"{', '.join(foreign)}; build them again with `{command}`"
+        )
+    if record.plugin_version is not None and installed.plugin_version is None:
+        found.append(
+            f"the engines need version {record.plugin_version} of the fastocr plugin and no library with it is here; "
+            "build it with `cmake -S . -B build && cmake --build build`, or build the engines without it: "
+            f"`{rebuild_command(directory, name)} --plugin none`"
+        )
+    elif record.plugin_version not in (None, installed.plugin_version):
+        found.append(
+            f"the engines need version {record.plugin_version} of the fastocr plugin and the library here has version "
+            f"{installed.plugin_version}; build them again with `{rebuild_command(directory, name)}`"
+        )
+    return found
+
+
+def same_release(name: BackendName, built: str, here: str) -> bool:
+    """Whether a library of version `here` runs engines of version `built`: TensorRT's must be the same version,
+    TensorRT-RTX's the same major and minor."""
+    return built == here if name == "tensorrt" else built.split(".")[:2] == here.split(".")[:2]
+
+
+def rebuild_command(directory: Path | str, name: str, compute_capabilities: tuple[str, ...] = ()) -> str:
+    """The command that builds a backend's engines of an engine directory again."""
+    wanted = f" --compute-capability {','.join(compute_capabilities)}" if compute_capabilities else ""
+    return f"fastocr-export {directory} --backend {name}{wanted if name != 'tensorrt' else ''}"
+
+
+def _check_places(made: BackendRecord) -> None:
+    """ValueError for an engine file outside the backends' folders."""
+    for file in made.engines.values():
+        parts = PurePosixPath(file.file).parts
+        if len(parts) != 2 or parts[0] not in FOLDERS.values() or parts[1] == "..":
+            raise ValueError(f"it names the file {file.file!r}, outside {' and '.join(FOLDERS.values())}")

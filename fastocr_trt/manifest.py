@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from .backends import BackendRecord
 from .errors import EngineError, FastOCRError
 from .fixation import FixationPolicy
+from .hashing import sha256
 from .records import checked, record
 
 SCHEMA_VERSION = 1
@@ -111,21 +112,27 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
 
     def write(self, directory: Path) -> None:
+        """Write manifest.json whole: one that is there stays until then."""
         data = asdict(self)
         data["policy"] = self.policy.to_dict()
         data = {"schema_version": data.pop("schema_version"), **data}
-        (directory / MANIFEST_NAME).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        part = directory / f"{MANIFEST_NAME}.part"
+        part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        part.replace(directory / MANIFEST_NAME)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
         """Read and validate; EngineError says in one sentence what does not fit and how to rebuild."""
         return _read(directory)
 
-    def check_files(self, directory: Path, hash_up_to: int | None = None) -> None:
+    def check_files(self, directory: Path, hash_up_to: int | None = None, backend: str | None = None) -> None:
         """Raise EngineError where a file is missing, of another size, or of other content.
 
-        hash_up_to: files of more bytes than this are not hashed; None hashes all.
+        hash_up_to: files of more bytes than this are not hashed; None hashes all. backend: check the engines that were
+        built for it too; those of other backends may be gone without harm.
         """
+        if backend in self.backends:
+            BackendRecord.from_dict(backend, self.backends[backend]).check_files(backend, directory, hash_up_to)
         for name, expected in self.files.items():
             path = directory / expected.file
             if not path.is_file():
@@ -153,18 +160,6 @@ _PARTS = {
     "prompt": (Prompt, 0),
     "generation": (Generation, 0),
 }
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(f)
-
-
-def _sha256(f) -> str:
-    digest = hashlib.sha256()
-    while block := f.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _read(directory: Path) -> Manifest:
