@@ -46,8 +46,8 @@ cudaError_t launch(Problem<T> problem, int64_t pages_and_heads, cudaStream_t str
     cudaError_t const refused = allow_shared_bytes(kernel, Layout::kSharedBytes);
     if (refused != cudaSuccess)
         return refused;
-    FASTOCR_LAUNCH(
-        kernel, static_cast<unsigned>(tiles * pages_and_heads), kThreads, Layout::kSharedBytes, stream, problem);
+    FASTOCR_LAUNCH(kernel, static_cast<unsigned>(tiles * pages_and_heads), Layout::kThreads, Layout::kSharedBytes, stream,
+        problem);
     return cudaGetLastError();
 }
 

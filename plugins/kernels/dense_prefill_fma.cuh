@@ -12,8 +12,9 @@ namespace dense_prefill {
 // A warp has eight query rows. In scores, a lane is a key; in the output, a lane is every 32nd column.
 template <int kHeadDim>
 struct FmaLayout {
+    static constexpr int kThreads = 128;
     static constexpr int kWarpQueries = 8;
-    static constexpr int kQueries = kWarpQueries * kWarps;
+    static constexpr int kQueries = kWarpQueries * kThreads / 32;
     static constexpr int kKeys = 32;
     static constexpr int kColumns = kHeadDim / 32; // of the output, a lane
 
@@ -32,8 +33,10 @@ __device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
 }
 
 template <int kHeadDim>
-__global__ void __launch_bounds__(kThreads, 2) dense_prefill_fma(Problem<float> const problem) {
+__global__ void __launch_bounds__(FmaLayout<kHeadDim>::kThreads, 2)
+    dense_prefill_fma(Problem<float> const problem) {
     using Layout = FmaLayout<kHeadDim>;
+    constexpr int kThreads = Layout::kThreads;
     constexpr int kWarpQueries = Layout::kWarpQueries;
     FASTOCR_DYNAMIC_SHARED(unsigned char, shared);
     typename Layout::Queries const queries{reinterpret_cast<float*>(shared)};
@@ -43,11 +46,12 @@ __global__ void __launch_bounds__(kThreads, 2) dense_prefill_fma(Problem<float> 
 
     QueryTile<float, Layout::kQueries> const tile(problem);
     int const head_dim = problem.head_dim;
-    int const lane = threadIdx.x % 32;
-    int const first_entry = threadIdx.x / 32 * kWarpQueries; // of this warp
+    int const thread = threadIdx.x;
+    int const lane = thread % 32;
+    int const first_entry = thread / 32 * kWarpQueries; // of this warp
 
-    queries.start_copy(
-        [&](int e) { return tile.holds(e) ? problem.query + tile.offset(e) : static_cast<float const*>(nullptr); },
+    queries.template start_copy<kThreads>(
+        thread, [&](int e) { return tile.holds(e) ? problem.query + tile.offset(e) : static_cast<float const*>(nullptr); },
         head_dim);
     Reach const reach(tile, Layout::kQueries);
     KeyTiles<Layout::kKeys> const tiles(reach);
@@ -64,7 +68,8 @@ __global__ void __launch_bounds__(kThreads, 2) dense_prefill_fma(Problem<float> 
         int const bank = tiles.bank(t);
         int const first = tiles.first_key(t);
         int const end = of_bank(reach.largest, bank);
-        keys.start_copy_of_keys(of_bank(problem.key, bank) + tile.bank_offset(bank), first, end, head_dim);
+        keys.template start_copy_of_keys<kThreads>(
+            thread, of_bank(problem.key, bank) + tile.bank_offset(bank), first, end, head_dim);
         copy_async_wait<0>();
         __syncthreads(); // the keys are there (and, the first time, the query)
         float scores[kWarpQueries] = {};
@@ -76,7 +81,8 @@ __global__ void __launch_bounds__(kThreads, 2) dense_prefill_fma(Problem<float> 
                 scores[r] = dot(load_four(queries.at(first_entry + r, column)), key, scores[r]);
         }
         __syncthreads(); // the keys are read
-        keys.start_copy_of_keys(of_bank(problem.value, bank) + tile.bank_offset(bank), first, end, head_dim);
+        keys.template start_copy_of_keys<kThreads>(
+            thread, of_bank(problem.value, bank) + tile.bank_offset(bank), first, end, head_dim);
 #pragma unroll
         for (int r = 0; r < kWarpQueries; ++r) {
             int const seen = tile.valid_of_entry(bank, first_entry + r);

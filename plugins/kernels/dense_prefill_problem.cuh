@@ -14,9 +14,6 @@
 namespace fastocr {
 namespace dense_prefill {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
-
 // The banks in the order in which a row's keys are read.
 enum { kVisual = 0, kText = 1, kBanks = 2 };
 

@@ -21,15 +21,16 @@ struct SharedTile {
 
     __device__ T* at(int row, int column) const { return data + row * kStride + column; }
 
-    // Starts the copies of rows 0 to kRows - 1; `source(row)` is a row's first element, or null for a row of zeros.
-    // Columns from head_dim on are zeros. The caller waits for the copies and meets at a barrier.
-    template <class Source>
-    __device__ void start_copy(Source source, int head_dim) const {
+    // Starts the copies of rows 0 to kRows - 1, shared by kThreads threads of which this is number `thread`;
+    // `source(row)` is a row's first element, or null for a row of zeros. Columns from head_dim on are zeros. The caller
+    // waits for the copies and meets at a barrier.
+    template <int kThreads, class Source>
+    __device__ void start_copy(int thread, Source source, int head_dim) const {
         constexpr int kChunks = kHeadDim / kChunk;
         static_assert(kRows * kChunks % kThreads == 0, "the threads share the copies evenly");
 #pragma unroll
         for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
-            int const chunk = i * kThreads + static_cast<int>(threadIdx.x);
+            int const chunk = i * kThreads + thread;
             int const row = chunk / kChunks;
             int const column = chunk % kChunks * kChunk;
             T const* from = source(row);
@@ -43,11 +44,13 @@ struct SharedTile {
 
     // Rows first_key on of a bank, and zeros from row `end` on: what lies there belongs to no row of the block and may
     // be anything, but 0 times NaN would spoil a sum.
-    __device__ void start_copy_of_keys(T const* bank, int first_key, int end, int head_dim) const {
+    template <int kThreads>
+    __device__ void start_copy_of_keys(int thread, T const* bank, int first_key, int end, int head_dim) const {
         T const* first = bank + static_cast<int64_t>(first_key) * head_dim;
         int const left = end - first_key;
-        start_copy(
-            [=](int row) { return row < left ? first + row * head_dim : static_cast<T const*>(nullptr); }, head_dim);
+        start_copy<kThreads>(
+            thread, [=](int row) { return row < left ? first + row * head_dim : static_cast<T const*>(nullptr); },
+            head_dim);
     }
 };
 
