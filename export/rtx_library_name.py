@@ -1,9 +1,9 @@
 """Give TensorRT-RTX its unversioned library name, without which its ONNX parser cannot reach plugins.
 
-The parser opens `libtensorrt_rtx.so` to find the plugin registry; the wheel ships `libtensorrt_rtx.so.1` alone, and the
-process ends where the name is not found. A shared object of that name, which holds nothing and depends on the library
-that is loaded already, is enough: the loader then knows the name. It is written here, byte by byte, since a compiler may
-be absent, and lives in memory.
+The parser opens `libtensorrt_rtx.so` to find the plugin registry; the wheel ships `libtensorrt_rtx.so.1` alone, and
+the process ends where the name is not found. A shared object of that name, which holds nothing and depends on the
+library that is loaded already, is enough: the loader then knows the name. It is written here, byte by byte, since a
+compiler may be absent, and lives in memory.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def provide_library_name() -> None:
     machine = _MACHINES.get(platform.machine())
     if loaded is None or machine is None:
         raise EngineError(
-            f"the name {NAME} cannot be provided here ({platform.machine()}, loaded: {loaded}); put a link of that name "
-            "to the library into a folder on LD_LIBRARY_PATH, or build without the plugin: --plugin none"
+            f"the name {NAME} cannot be provided here ({platform.machine()}, loaded: {loaded}); put a link of that "
+            "name to the library into a folder on LD_LIBRARY_PATH, or build without the plugin: --plugin none"
         )
     file = os.memfd_create(NAME)
     try:

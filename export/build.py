@@ -1,0 +1,255 @@
+"""Build a backend's engines for an engine directory, and add them to its manifest. No torch here."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ..backends import FOLDERS, BackendName, BackendRecord
+from ..errors import ExportError, MissingDependencyError
+from ..gpus import compute_capabilities
+from ..manifest import Manifest
+from ..plugin_library import BUILD as BUILD_PLUGIN
+from ..plugin_library import find_plugin
+from . import build_graph as graphs
+from .build_engine import EnginePlan, Settings, build_engine
+from .build_library import BuilderLibrary, capability_member, import_builder, load_plugin_for_building
+
+Progress = Callable[[str, float | None], None]
+PluginChoice = Literal["auto", "none"] | Path
+
+DEFAULT_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")  # of TensorRT-RTX, where no GPU is here
+LEAST_BUILDER_MEMORY = 64 << 20
+TIMING_CACHE = "timing.cache"
+# Measured with TensorRT-RTX 1.7: a builder alone takes about half a gigabyte, and an engine's weights are held twice
+# while it is built (as read, and as written).
+BUILDER_BYTES = 600 << 20
+COPIES_IN_MEMORY = 2
+ENGINE_BYTES = 16 << 20  # of code, for each engine
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes, before anything is built: peak memory of the build, and all engines on the disk."""
+
+    memory: int
+    disk: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A backend that can be built here: its library, what to build for, and the plugin (None: bodies)."""
+
+    library: BuilderLibrary
+    compute_capabilities: tuple[str, ...]
+    plugin: Path | None
+    plugin_version: str | None
+    note: str | None
+
+
+def prepare(
+    backend: BackendName,
+    plugin: PluginChoice = "auto",
+    capabilities: Sequence[str] | None = None,
+    builder_memory: int | None = None,
+) -> Prepared:
+    """Everything that can be refused before an export begins: ExportError or MissingDependencyError says what.
+
+    capabilities: such as `8.9`; None means the GPUs of this machine, and DEFAULT_CAPABILITIES where it has none.
+    """
+    if builder_memory is not None and builder_memory < LEAST_BUILDER_MEMORY:
+        raise ExportError(
+            f"the builder memory is {builder_memory:,} bytes; kernels find no workspace in less than "
+            f"{LEAST_BUILDER_MEMORY >> 20} MiB: give more, or leave it out"
+        )
+    library = import_builder(backend)
+    local = compute_capabilities()
+    if backend == "tensorrt":
+        chosen = _of_this_gpu(capabilities, local)
+    else:
+        chosen = tuple(capabilities or local or DEFAULT_CAPABILITIES)
+        for capability in chosen:
+            capability_member(library.trt, capability)
+    path, note = _plugin(plugin)
+    version = None if path is None else load_plugin_for_building(library, path)
+    return Prepared(library, chosen, path, version, note)
+
+
+def build_engines(
+    directory: Path,
+    prepared: Prepared,
+    builder_memory: int | None = None,
+    timing_cache: Path | None = None,
+    progress: Progress | None = None,
+    announce: Callable[[str], None] = lambda text: None,
+) -> BackendRecord:
+    """Build the engines and put them into `directory` and its manifest, in the place of those that are there.
+
+    All of them appear or none. builder_memory: workspace of a kernel, in bytes. timing_cache: TensorRT's, default:
+    beside the engines; TensorRT-RTX has none. announce(text): told the estimate before the work begins. Raises
+    ExportError, and EngineError for a directory that is none.
+    """
+    report = progress or (lambda stage, share: None)
+    library = prepared.library
+    manifest = Manifest.read(directory)
+    plans = plan_engines(directory, manifest, prepared.plugin is not None)
+    expected = estimate(plans)
+    announce(
+        f"{library.name} {library.version} for {', '.join(prepared.compute_capabilities)}: engines of about "
+        f"{expected.disk / 1e9:.2f} GB, building them takes about {expected.memory / 1e9:.1f} GB of memory"
+    )
+    check_room(expected, directory)
+    folder = directory / FOLDERS[library.name]
+    kept = timing_cache or folder / TIMING_CACHE
+    cache = (kept.read_bytes() if kept.is_file() else b"") if library.name == "tensorrt" else None
+    settings = Settings(prepared.compute_capabilities, builder_memory, cache)
+    work = Path(tempfile.mkdtemp(prefix=".engines.", suffix=".partial", dir=directory))
+    try:
+        new = work / folder.name
+        new.mkdir()
+        engines = {}
+        for plan in plans:
+            stage = f"building {folder.name}/{plan.name}.engine"
+            report(stage, None)
+            built = build_engine(
+                library, plan, settings, new / f"{plan.name}.engine", lambda share, stage=stage: report(stage, share)
+            )
+            _check_plugin_layers(manifest, plan, built.plugin_layers)
+            engines[plan.name] = built.file
+            settings = replace(settings, timing_cache=built.timing_cache)
+        if settings.timing_cache is not None:
+            _save_cache(settings.timing_cache, new / TIMING_CACHE if timing_cache is None else timing_cache)
+        record = BackendRecord(library.version, prepared.compute_capabilities, prepared.plugin_version, engines)
+        _swap(folder, new, work / "old")
+        try:
+            replace(manifest, backends={**manifest.backends, library.name: record.to_dict()}).write(directory)
+        except BaseException:
+            _swap(folder, work / "old", new)
+            raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return record
+
+
+def plan_engines(directory: Path, manifest: Manifest, with_plugin: bool) -> list[EnginePlan]:
+    """The engines of a backend: vision, and the decoder as one (with the plugin) or two."""
+    if manifest.weights is not None:
+        raise ExportError(
+            f"{directory} has {manifest.weights} weights, whose matrix products only ONNX Runtime has; engines are "
+            "built from an export without --weights"
+        )
+    max_visual = manifest.capacities.max_visual_tokens
+    max_fixation = max_visual if with_plugin else min(max_visual, graphs.MAX_TOPK)
+    ranges = {
+        "prefill": graphs.decoder_ranges(manifest, False, max_fixation),
+        "decode": graphs.decoder_ranges(manifest, True, max_fixation),
+        "vision": graphs.vision_ranges(manifest),
+    }
+    if with_plugin and "decoder_plugin" not in manifest.files:
+        raise ExportError(
+            f"{directory} has no decoder_plugin.onnx: it was exported by an older fastocr-trt; export the checkpoint "
+            "again, or build without the plugin: --plugin none"
+        )
+    wanted = [("vision", "vision", ("vision",))]
+    if with_plugin:
+        wanted.append(("decoder", "decoder_plugin", ("prefill", "decode")))
+    else:
+        wanted += [("dense", "dense", ("prefill", "decode")), ("fast", "fast", ("decode",))]
+    plans = []
+    for name, file, profiles in wanted:
+        path = directory / manifest.files[file].file
+        model = graphs.load_graph(path)
+        graphs.fix_sizes(model, graphs.bank_rows(manifest))
+        shapes = {profile: graphs.profile_shapes(model, ranges[profile]) for profile in profiles}
+        plans.append(EnginePlan(name, model, path, shapes))
+    return plans
+
+
+def estimate(plans: Sequence[EnginePlan]) -> Estimate:
+    """From the weights alone: engines are built one after the other, so the largest decides the memory."""
+    weights = [sum(graphs.external_weights(plan.model).values()) for plan in plans]
+    memory = BUILDER_BYTES + COPIES_IN_MEMORY * max(weights)
+    return Estimate(memory, sum(weights) + ENGINE_BYTES * len(plans))
+
+
+def check_room(expected: Estimate, directory: Path) -> None:
+    """ExportError where this machine has less memory or disk free than the estimate."""
+    free = shutil.disk_usage(directory).free
+    if free < expected.disk:
+        raise ExportError(
+            f"the engines need about {expected.disk / 1e9:.1f} GB and the disk of {directory} has {free / 1e9:.1f} GB "
+            "free; make room, or move the engine directory to another disk"
+        )
+    available = _available_memory()
+    if available is not None and available < expected.memory:
+        raise ExportError(
+            f"building needs about {expected.memory / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are "
+            "available; end other programs, or build on a larger machine"
+        )
+
+
+def _of_this_gpu(capabilities: Sequence[str] | None, local: tuple[str, ...]) -> tuple[str, ...]:
+    """TensorRT builds for the GPU it runs on, and for no other."""
+    if not local:
+        raise ExportError(
+            "TensorRT builds for the GPU that it runs on and nvidia-smi finds none; build on the machine that will run "
+            "the engines, or use --backend tensorrt-rtx, which builds without a GPU"
+        )
+    foreign = [capability for capability in capabilities or () if capability not in local]
+    if foreign:
+        raise ExportError(
+            f"TensorRT builds for the GPU that it runs on, of compute capability {', '.join(local)}, not for "
+            f"{', '.join(foreign)}; leave --compute-capability out, or use --backend tensorrt-rtx"
+        )
+    return tuple(capabilities or local[:1])
+
+
+def _plugin(choice: PluginChoice) -> tuple[Path | None, str | None]:
+    """The plugin library to use, and what to say where it is not there."""
+    if choice == "none":
+        return None, None
+    if choice != "auto":
+        return find_plugin(choice), None
+    try:
+        return find_plugin(), None
+    except MissingDependencyError:
+        return None, (
+            "no plugin library is here, so the engines are built from function bodies: they read at most "
+            f"{graphs.MAX_TOPK} visual tokens a fixation and hold the decoder's weights twice; {BUILD_PLUGIN}"
+        )
+
+
+def _check_plugin_layers(manifest: Manifest, plan: EnginePlan, count: int) -> None:
+    expected = manifest.decoder.num_layers if plan.name == "decoder" else 0
+    if count != expected:
+        raise ExportError(
+            f"{plan.name} has {count} plugin layers in place of {expected}: the library did not use the plugin for "
+            "every layer; update it, or give --plugin none"
+        )
+
+
+def _swap(place: Path, new: Path, old: Path) -> None:
+    """Put `new` at `place`, and what is there at `old`; either may be absent."""
+    if place.exists():
+        place.rename(old)
+    if new.exists():
+        new.rename(place)
+
+
+def _save_cache(content: bytes, path: Path) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _available_memory() -> int | None:
+    """Bytes that Linux says can be had; None elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
