@@ -74,7 +74,7 @@ def load(device: str) -> list[Implementation]:
     """What can be compared here, the kernels first; what is missing is said."""
     note(f"building the kernels for the {'CPU' if device == 'cpu' else 'GPU'}")
     start = time.monotonic()
-    found: list[Implementation] = [Kernels(kernel_library.load(cuda=device == "cuda")), Sdpa()]
+    found: list[Implementation] = [Kernels(kernel_library.KernelLibrary(_build(device))), Sdpa()]
     print(f"Kernels built and loaded in {time.monotonic() - start:.0f} s.")
     if device == "cuda":
         try:
@@ -82,6 +82,16 @@ def load(device: str) -> list[Implementation]:
         except Exception as error:
             print(f"Triton kernels left out: {error}")
     return found
+
+
+def _build(device: str) -> Path:
+    """The kernel library for the CPU, or for this machine's GPU alone, which is quicker than for all."""
+    if missing := kernel_library.missing_tool(cuda=device == "cuda"):
+        raise SystemExit(f"{missing} is not found; install it to build the kernels")
+    if device == "cpu":
+        return kernel_library.build()
+    major, minor = torch.cuda.get_device_capability()
+    return kernel_library.build(cuda=True, options=(f"-DFASTOCR_CUDA_ARCHITECTURES={major}{minor}-real",))
 
 
 def report_checks(implementations: list[Implementation], device: str) -> bool:

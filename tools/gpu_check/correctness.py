@@ -89,6 +89,8 @@ def _selection(got: np.ndarray, result: reference.Appended, arrays: Sequence, le
         if len(set(mine.tolist())) != len(theirs):
             return [f"page {b}, KV head {g}: {len(set(mine.tolist()))} rows selected, not {len(theirs)}"]
         mass = _mass(arrays, present_text_key, lengths, b, g)
+        if len(mine) and mine.max() >= len(mass):
+            return [f"page {b}, KV head {g}: row {mine.max()} of a page of {len(mass)} selected"]
         difference = abs(mass[mine].sum() - mass[theirs].sum())
         if difference > 1e-3 * mass.sum():
             return [f"page {b}, KV head {g}: another selection, of a mass that differs by {difference:.2g}"]

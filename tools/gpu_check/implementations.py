@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .cases import Case
+from ..kernel_library import KernelLibrary
+from .cases import BANKS, Case
 
 SCALE = 0.11
 OPS = ("dense", "focal", "gathered")
@@ -53,21 +54,33 @@ class Kernels:
     name = "CUDA kernels"
     ops = OPS
 
-    def __init__(self, library) -> None:
+    def __init__(self, library: KernelLibrary) -> None:
         self.library = library
 
     def prepare(self, layer: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
-        shape = (case.batch, case.num_key_value_heads, case.fixation_size)
+        device = layer["query"].device
         own = {name: tensor.clone() for name, tensor in layer.items()}
         own["output"] = torch.empty_like(layer["query"])
-        own["fixation_out"] = torch.full(shape, -1, device=layer["query"].device)
-        own["status_out"] = torch.zeros(1, dtype=torch.int64, device=layer["query"].device)
+        own["fixation_out"] = torch.empty(case.batch, case.num_key_value_heads, case.fixation_size, **_int64(device))
+        own["status_out"] = torch.zeros(1, **_int64(device))
         return own
 
     def run(self, op: str, layer: dict[str, Tensor], state: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
-        self.library.run_in_place(op, layer, state, scale=SCALE)
-        result = {"output": layer["output"], "status": layer["status_out"]}
-        return result | ({"fixation": layer["fixation_out"]} if op == "focal" else {})
+        arrays = {name: layer[name] for name in ("query", "key", "value", "output", "status_out")}
+        arrays |= {f"past_{bank}": layer[bank] for bank in BANKS}
+        names = ["visual_length", "text_length", "visual_valid", "text_valid", "status"]
+        names += {"dense": [], "focal": ["num_fixations"], "gathered": ["fixation", "attend_all"]}[op]
+        arrays |= {name: state[name] for name in names}
+        if op == "focal":
+            arrays["fixation_out"] = layer["fixation_out"]
+        stream = torch.cuda.current_stream().cuda_stream if layer["query"].is_cuda else 0
+        size = case.fixation_size if op == "focal" else 0
+        done = self.library.run(op, scale=SCALE, fixation_size=size, stream=stream, **arrays)
+        return {"output": done.output, "status": done.status} | ({"fixation": done.fixation} if op == "focal" else {})
+
+
+def _int64(device: torch.device) -> dict:
+    return {"dtype": torch.int64, "device": device}
 
 
 class Triton:

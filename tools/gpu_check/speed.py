@@ -83,30 +83,22 @@ def measure(
 
 
 def op_rows(timed: Timed) -> Iterator[list[str]]:
-    """Table rows: implementation, op, microseconds, achieved bandwidth in GB/s, ratio to the fastest dense form."""
+    """Table rows: op, implementation, microseconds, achieved bandwidth in GB/s, ratio to the fastest dense form.
+
+    `select` is what focal attention takes longer than dense attention of the same implementation.
+    """
     dense = min(seconds for (_, op), seconds in timed.seconds.items() if op == "dense")
+    size = [f"{timed.case.visual}", f"{timed.case.batch}"]
     for (name, op), seconds in sorted(timed.seconds.items(), key=lambda item: (item[0][1], item[0][0])):
         rate = timed.must_read(op) / seconds / 1e9
-        yield [
-            f"{timed.case.visual}",
-            f"{timed.case.batch}",
-            op,
-            name,
-            f"{seconds * 1e6:.1f}",
-            f"{rate:.0f}",
-            f"{dense / seconds:.2f}x",
-        ]
+        yield [*size, op, name, f"{seconds * 1e6:.1f}", f"{rate:.0f}", f"{dense / seconds:.2f}x"]
+        if op == "focal":
+            yield [*size, "select", name, f"{(seconds - timed.seconds[name, 'dense']) * 1e6:.1f}", "", ""]
 
 
 def step_rows(timed: Timed) -> Iterator[list[str]]:
     """Table rows: the attention of a decode step, dense and fast, and the ratio to the fastest dense form."""
     dense = min(seconds for (_, mode), seconds in timed.step.items() if mode == "dense")
     for (name, mode), seconds in sorted(timed.step.items(), key=lambda item: (item[0][1], item[0][0])):
-        yield [
-            f"{timed.case.visual}",
-            f"{timed.case.batch}",
-            mode,
-            name,
-            f"{seconds * 1e3:.3f}",
-            f"{dense / seconds:.2f}x",
-        ]
+        size = [f"{timed.case.visual}", f"{timed.case.batch}"]
+        yield [*size, mode, name, f"{seconds * 1e3:.3f}", f"{dense / seconds:.2f}x"]
