@@ -1,30 +1,39 @@
-"""fastocr-export: a checkpoint becomes an engine directory."""
+"""fastocr-export: a checkpoint becomes an engine directory, and engines of TensorRT are built for one."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..errors import FastOCRError
+from ..backends import BACKENDS, FOLDERS, BackendRecord
+from ..errors import FastOCRError, MissingDependencyError
 from ..fixation import FixationPolicy
-from ..manifest import Manifest
+from ..manifest import MANIFEST_NAME, Manifest
 from . import _common as common
 
 DESCRIPTION = """\
 Export a vision-language checkpoint (Qwen2.5-VL architecture) into an engine directory that fastocr-parse runs
-without torch. MODEL is `demo` (the reader that comes with this package), a local folder, or a hub name.
+without torch. MODEL is `demo` (the reader that comes with this package), a local folder, or a hub name. It may also be
+an engine directory that is there: then only the engines of --backend are built and added to it.
 """
 EXAMPLES = """\
   fastocr-export demo -o engines/demo
   fastocr-export ./Qwen2.5-VL-3B-Instruct -o engines/qwen --weights int4 --max-visual-tokens 4096
   fastocr-export ./checkpoint --focal-layers 9,18,26 --keep 0.05 --force
+  fastocr-export engines/demo --backend tensorrt-rtx --compute-capability 8.9,12.0
 """
+
+
+BACKEND_NAMES = ("onnxruntime", *BACKENDS)
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class StageReporter:
@@ -115,15 +124,73 @@ def summary(manifest: Manifest, directory: Path, elapsed: float) -> str:
     )
 
 
+def backend_list(text: str) -> tuple[str, ...]:
+    """Names of backends with commas between; `all` is all of them."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    unknown = [name for name in names if name not in (*BACKEND_NAMES, "all")]
+    if unknown:
+        choices = ", ".join((*BACKEND_NAMES, "all"))
+        raise argparse.ArgumentTypeError(f"there is no backend {', '.join(map(repr, unknown))}; choose from {choices}")
+    return BACKEND_NAMES if "all" in names else names
+
+
+def capability_list(text: str) -> tuple[str, ...]:
+    """Compute capabilities with commas between: 8.9,12.0."""
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(re.fullmatch(r"[1-9]\d?\.\d", part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of compute capabilities, for example 8.9,12.0")
+    return parts
+
+
+def byte_size(text: str) -> int:
+    """A size in bytes: 4GiB, 512MiB, or a number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, for example 4GiB or 512MiB")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def plugin_choice(text: str) -> str | Path:
+    """`auto`, `none`, or the path of a library."""
+    return text if text in ("auto", "none") else Path(text)
+
+
+def import_builder() -> ModuleType:
+    """The module `export.build`, or MissingDependencyError that names the extra `export`."""
+    try:
+        from ..export import build
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fastocr_trt"):
+            raise
+        raise MissingDependencyError(
+            f"building engines needs {error.name}, which is not installed; "
+            "install the extra: pip install 'fastocr-trt[export]'"
+        ) from None
+    return build
+
+
+def engines_summary(name: str, record: BackendRecord) -> str:
+    """One line on the engines of a backend."""
+    files = ", ".join(f"{Path(file.file).name} {common.size_text(file.size)}" for file in record.engines.values())
+    decoder = "with the plugin" if record.plugin_version else "from function bodies"
+    return f"  {name} {record.version} for {', '.join(record.compute_capabilities)}, decoder {decoder}: {files}"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = common.make_parser("fastocr-export", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help="`demo`, a folder with config.json, or a hub name")
+    parser.add_argument(
+        "model", metavar="MODEL", help="`demo`, a folder with config.json, a hub name, or an engine directory"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="engine directory (default: engines/NAME)")
     parser.add_argument("--force", action="store_true", help="replace an engine that is there")
 
     numbers = parser.add_argument_group("numbers")
-    numbers.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), default="fp32", help="of weights and caches")
-    numbers.add_argument("--weights", choices=("int4", "int8"), help="quantise the decoder's weights alone")
+    numbers.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="of weights and caches (default: fp32)")
+    numbers.add_argument(
+        "--weights",
+        choices=("int4", "int8"),
+        help="quantise the decoder's weights alone; for ONNX Runtime: no engines of TensorRT are built of them",
+    )
 
     limits = parser.add_argument_group("limits (memory is taken for them when the engine is loaded)")
     limits.add_argument(
@@ -150,15 +217,60 @@ def _parser() -> argparse.ArgumentParser:
     )
     policy.add_argument("--policy", type=Path, metavar="FILE", help="a policy as JSON instead of the two above")
     parser.add_argument("--prompt", metavar="TEXT", help="the engine's default prompt")
+
+    engines = parser.add_argument_group("engines of TensorRT and TensorRT-RTX (beside what ONNX Runtime reads)")
+    engines.add_argument(
+        "--backend",
+        type=backend_list,
+        action="extend",
+        metavar="NAME",
+        help=f"{', '.join(BACKEND_NAMES)} or all; several with commas or repeated (default: onnxruntime)",
+    )
+    engines.add_argument(
+        "--compute-capability",
+        type=capability_list,
+        metavar="N.N,N.N",
+        help="GPUs to build for (default: those here; where none is, TensorRT-RTX builds for 8.0,8.6,8.9,12.0)",
+    )
+    engines.add_argument(
+        "--plugin",
+        type=plugin_choice,
+        default="auto",
+        metavar="auto|none|PATH",
+        help="the plugin library: with it one decoder engine, whose attention reads and writes the caches in place; "
+        "auto takes the package's or the checkout's, and does without where there is none",
+    )
+    engines.add_argument(
+        "--builder-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="device memory that a kernel may use as workspace, such as 4GiB (default: the library's)",
+    )
+    engines.add_argument(
+        "--timing-cache",
+        type=Path,
+        metavar="FILE",
+        help="where TensorRT keeps kernel times (default: beside the engines; TensorRT-RTX has none)",
+    )
     return parser
 
 
 def _command(options: argparse.Namespace) -> int:
+    backends = [name for name in BACKENDS if name in (options.backend or ())]
+    if (Path(options.model) / MANIFEST_NAME).is_file():
+        return _build_only(options, backends)
     if options.policy and (options.keep is not None or options.focal_layers is not None):
         raise FastOCRError("--policy already says keep and focal layers; leave out --keep and --focal-layers")
+    _check_engine_options(options, backends)
+    if backends and options.weights:
+        raise FastOCRError(
+            f"--weights {options.weights} is for ONNX Runtime: no engine of {' or '.join(backends)} is built of it; "
+            "leave out --weights, or --backend"
+        )
     policy = read_policy(options.policy) if options.policy else None
     output = options.output or default_directory(options.model)
     export_engine = common.import_exporter()
+    prepared = _prepare(options, backends)  # what is missing is told before minutes are spent on an export
     # Only what was given is passed on: the exporter owns its defaults.
     given = {
         "max_visual_tokens": options.max_visual_tokens,
@@ -175,15 +287,76 @@ def _command(options: argparse.Namespace) -> int:
         manifest = export_engine(
             options.model,
             output,
-            dtype=options.dtype,
+            dtype=options.dtype or "fp32",
             weights=options.weights,
             policy=policy,
             force=options.force,
             progress=progress,
             **{name: value for name, value in given.items() if value is not None},
         )
-    print(summary(manifest, output, time.perf_counter() - started))
+    built = _build(options, output, prepared)
+    print("\n".join([summary(manifest, output, time.perf_counter() - started), *built]))
     return common.EXIT_OK
+
+
+def _build_only(options: argparse.Namespace, backends: list[str]) -> int:
+    """Build engines for the engine directory MODEL, which is otherwise left as it is."""
+    directory = Path(options.model)
+    if not backends:
+        raise FastOCRError(
+            f"{directory} is an engine directory; say which engines to build for it with --backend, or export its "
+            "checkpoint to change it"
+        )
+    fixed = ("dtype", "weights", "max_visual_tokens", "max_text_tokens", "max_batch", "keep", "focal_layers", "policy")
+    given = [name for name in (*fixed, "prompt", "output") if getattr(options, name) is not None]
+    if given:
+        named = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise FastOCRError(
+            f"{directory} is an engine directory, to which engines are added: {named} cannot change it; export its "
+            "checkpoint again for that"
+        )
+    started = time.perf_counter()
+    built = _build(options, directory, _prepare(options, backends))
+    print("\n".join([f"built in {common.seconds_text(time.perf_counter() - started)}, for {directory}:", *built]))
+    return common.EXIT_OK
+
+
+def _check_engine_options(options: argparse.Namespace, backends: list[str]) -> None:
+    """FastOCRError for an option of engines where none are built."""
+    names = ("compute_capability", "builder_memory", "timing_cache")
+    given = [name for name in names if getattr(options, name) is not None]
+    given += ["plugin"] if options.plugin != "auto" else []
+    if given and not backends:
+        option = given[0].replace("_", "-")
+        raise FastOCRError(f"--{option} is about engines, and none are built: give --backend {' or '.join(BACKENDS)}")
+
+
+def _prepare(options: argparse.Namespace, backends: list[str]) -> list:
+    """What `build_engines` needs, for each backend."""
+    if not backends:
+        return []
+    prepare = import_builder().prepare
+    return [prepare(name, options.plugin, options.compute_capability, options.builder_memory) for name in backends]
+
+
+def _build(options: argparse.Namespace, directory: Path, prepared: list) -> list[str]:
+    """Build the engines of each backend; a line on each."""
+    lines = []
+    console = common.stderr_console()
+    for backend in prepared:
+        if backend.note:
+            common.note(backend.note)
+        with StageReporter(console) as progress:
+            record = import_builder().build_engines(
+                directory,
+                backend,
+                options.builder_memory,
+                options.timing_cache,
+                progress,
+                announce=lambda text: console.print(text, markup=False),
+            )
+        lines.append(engines_summary(FOLDERS[backend.library.name], record))
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
