@@ -12,7 +12,7 @@ from typing import Any
 
 from ..backends import MODULES, PACKAGES, PLUGIN_NAMESPACE, PLUGIN_VERSION, BackendName
 from ..errors import ExportError, FastOCRError, MissingDependencyError
-from ..plugin_library import load_plugin
+from ..plugin_library import BUILD, load_plugin
 
 OLDEST = {"tensorrt": (10, 3), "tensorrt-rtx": (1, 1)}  # IPluginV3OneBuildV2; several compute capabilities
 DTYPES = {
@@ -97,11 +97,18 @@ def load_plugin_for_building(library: BuilderLibrary, path: Path) -> str:
         from .rtx_library_name import provide_library_name
 
         provide_library_name()
+    builder = library.trt.Builder(library.logger)  # while it lives, the registry speaks to its logger
     library.logger.clear()
     try:
         load_plugin(library.trt, path)
     except FastOCRError as error:
-        raise ExportError(f"{error}{because(library.logger.errors)}") from None
+        reason = because(library.logger.errors) or f": {error}"
+        raise ExportError(
+            f"{library.name} {library.version} cannot load the plugin library {path}{reason}; {BUILD}, or give "
+            "--plugin none"
+        ) from None
+    finally:
+        del builder
     versions = plugin_versions(library.trt)
     if PLUGIN_VERSION not in versions:
         raise ExportError(

@@ -7,8 +7,6 @@ import importlib
 import importlib.metadata
 import json
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,8 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 from .. import __version__
-from ..errors import FastOCRError
+from ..backends import BACKENDS, MODULES, PACKAGES, BackendName, BackendRecord, Installed, mismatches
+from ..errors import FastOCRError, MissingDependencyError
+from ..gpus import compute_capabilities, gpu_names
 from ..manifest import Manifest
+from ..plugin_library import BUILD, find_plugin
 from . import _common as common
 
 DESCRIPTION = """\
@@ -31,7 +32,7 @@ EXAMPLES = """\
 """
 RUNTIME = ("numpy", "onnxruntime", "pillow", "tokenizers", "pypdfium2", "rich")
 EXPORT = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "safetensors")
-OPTIONAL = ("rapidfuzz", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx")
+OPTIONAL = ("rapidfuzz", "onnxruntime-gpu", "cuda-python", *PACKAGES.values())
 
 Status = Literal["works", "absent", "broken", "unverified"]
 MARKS = {"works": "ok", "absent": "--", "broken": "XX", "unverified": "??"}
@@ -77,7 +78,7 @@ def check_cuda() -> Check:
         return Check(name, "broken", f"import fails: {error}", advice)
     listed = [provider.removesuffix("ExecutionProvider") for provider in onnxruntime.get_available_providers()]
     if "CUDA" not in listed:
-        gpu = _gpu()
+        gpu = gpu_names()
         reason = f"this onnxruntime has only {', '.join(listed)}"
         return Check(name, "absent", reason if gpu else f"{reason}; no NVIDIA GPU is seen", advice if gpu else "")
     return Check(name, "unverified", "listed by onnxruntime; see docs/verification.md", "try --provider cuda")
@@ -96,20 +97,102 @@ def check_export() -> Check:
     return Check(name, "works", "torch and transformers are here")
 
 
-def check_module(name: str, module: str, purpose: str) -> Check:
-    """An engine library that this version only reports: nothing of ours uses it yet."""
+def check_library(backend: BackendName) -> Check:
+    """TensorRT or TensorRT-RTX: whether it is here and loads. Running its engines is not verified by us."""
     try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError:
-        return Check(name, "absent", f"not installed; {purpose}")
+        version = library_version(backend)
     except Exception as error:
-        return Check(name, "broken", f"import fails: {error}")
-    return Check(name, "unverified", f"version {getattr(found, '__version__', 'unknown')}; {purpose}")
+        advice = f"pip install --force-reinstall {PACKAGES[backend]}"
+        return Check(backend, "broken", f"import fails: {error}", advice)
+    if version is None:
+        return Check(backend, "absent", f"not installed; it is pip's {PACKAGES[backend]}")
+    return Check(backend, "unverified", f"version {version}; builds engines with fastocr-export --backend {backend}")
+
+
+def check_plugin() -> Check:
+    """The plugin library: where it is, and its version as each library that is here sees it."""
+    name = "plugin library"
+    try:
+        path = find_plugin()
+    except MissingDependencyError:
+        return Check(name, "absent", "not installed and not built; engines built without it need none", BUILD)
+    seen = {backend: plugin_version(backend) for backend in BACKENDS if _version_or_none(backend)}
+    if not seen:
+        return Check(name, "unverified", f"{path}; it loads into TensorRT or TensorRT-RTX, and neither is here")
+    refused = [backend for backend, version in seen.items() if version is None]
+    if refused:
+        return Check(name, "broken", f"{path} does not load into {', '.join(refused)}", BUILD)
+    versions = ", ".join(f"version {version} in {backend}" for backend, version in seen.items())
+    return Check(name, "unverified", f"{path}; {versions}")
+
+
+def library_version(backend: BackendName) -> str | None:
+    """The version of a backend's library, None where it is not installed. Raises what its import raises otherwise."""
+    try:
+        return importlib.import_module(MODULES[backend]).__version__
+    except ModuleNotFoundError as error:
+        if error.name == MODULES[backend]:
+            return None
+        raise
+
+
+def plugin_version(backend: BackendName) -> str | None:
+    """The version of the plugin that the library of `backend` loads here; None where there is none."""
+    try:
+        from ..export.build_library import import_builder, load_plugin_for_building
+
+        return load_plugin_for_building(import_builder(backend), find_plugin())
+    except (FastOCRError, ImportError):
+        return None
+
+
+def _version_or_none(backend: BackendName) -> str | None:
+    try:
+        return library_version(backend)
+    except Exception:
+        return None
 
 
 def check_gpu() -> Check:
-    gpu = _gpu()
-    return Check("nvidia gpu", "works", gpu) if gpu else Check("nvidia gpu", "absent", "nvidia-smi finds none")
+    gpu = gpu_names()
+    if gpu is None:
+        return Check("nvidia gpu", "absent", "nvidia-smi finds none")
+    return Check("nvidia gpu", "works", f"{gpu}; compute capability {', '.join(compute_capabilities()) or 'unknown'}")
+
+
+def check_engines(directory: Path, verify: bool) -> list[Check]:
+    """What is built for TensorRT and TensorRT-RTX in an engine directory, and why it does not fit this machine."""
+    try:
+        manifest = Manifest.read(directory)
+    except FastOCRError:
+        return []  # told by check_engine
+    checks = []
+    for name, data in manifest.backends.items():
+        checks += _check_backend(directory, name, data, verify)
+    return checks
+
+
+def _check_backend(directory: Path, name: str, data: object, verify: bool) -> list[Check]:
+    """One line where all fits, else one for each reason why not."""
+    title = f"engines {name}"
+    if name not in BACKENDS:
+        return [Check(title, "broken", f"a backend that fastocr-trt {__version__} does not know")]
+    try:
+        record = BackendRecord.from_dict(name, data)
+        record.check_files(name, directory, hash_up_to=None if verify else 0)
+    except FastOCRError as error:
+        return [Check(title, "broken", str(error))]
+    plugin = plugin_version(name) if record.plugin_version and _version_or_none(name) else None
+    installed = Installed(_version_or_none(name), compute_capabilities(), plugin)
+    wrong = mismatches(record, name, installed, directory)
+    if wrong:
+        return [Check(title, "broken", sentence) for sentence in wrong]
+    built = (
+        f"{', '.join(record.engines)}, built with {record.version} for compute capability "
+        f"{', '.join(record.compute_capabilities)}{', with the plugin' if record.plugin_version else ''}"
+    )
+    reason = "" if installed.compute_capabilities else "; no GPU is seen to run them on"
+    return [Check(title, "unverified", f"{built}; {'hashes' if verify else 'sizes'} match{reason}")]
 
 
 def check_engine(directory: Path, verify: bool) -> Check:
@@ -136,19 +219,6 @@ def check_engine(directory: Path, verify: bool) -> Check:
     return Check(name, "works", f"{detail}; {seen}")
 
 
-def _gpu() -> str | None:
-    """Names and drivers of NVIDIA GPUs, None where there is none."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    query = [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return "; ".join(done.stdout.strip().splitlines()) or None
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = common.make_parser("fastocr-doctor", DESCRIPTION, EXAMPLES)
     parser.add_argument("--engine", type=Path, metavar="DIR", help="check this engine directory too")
@@ -164,13 +234,14 @@ def _command(options: argparse.Namespace) -> int:
         check_cpu,
         check_cuda,
         check_export,
-        lambda: check_module("tensorrt", "tensorrt", "not used by this version"),
-        lambda: check_module("tensorrt-rtx", "tensorrt_rtx", "not used by this version"),
+        lambda: check_library("tensorrt"),
+        lambda: check_library("tensorrt-rtx"),
+        check_plugin,
         check_gpu,
     ]
     checks = [probe() for probe in probes]
     if options.engine is not None:
-        checks.append(check_engine(options.engine, options.verify))
+        checks += [check_engine(options.engine, options.verify), *check_engines(options.engine, options.verify)]
     packages = versions((*RUNTIME, *EXPORT, *OPTIONAL))
     system = {"fastocr-trt": __version__, "python": platform.python_version(), "system": platform.platform()}
     if options.json:
@@ -178,9 +249,12 @@ def _command(options: argparse.Namespace) -> int:
         print(json.dumps(report, indent=2))
     else:
         _print_report(system, packages, checks)
-    # What must work is what this machine was asked for: the CPU, and the engine that was named.
-    needed = [check for check in checks if check.name.startswith(("onnxruntime cpu", "engine "))]
-    return common.EXIT_MISTAKE if any(check.status == "broken" for check in needed) else common.EXIT_OK
+    # What must work is what this machine was asked for: the CPU, and the engine that was named. Engines of TensorRT that
+    # do not fit leave the rest of the directory usable.
+    broken = [check.name for check in checks if check.status == "broken"]
+    if any(name.startswith(("onnxruntime cpu", "engine ")) for name in broken):
+        return common.EXIT_MISTAKE
+    return common.EXIT_PARTIAL if any(name.startswith("engines ") for name in broken) else common.EXIT_OK
 
 
 def _print_report(system: dict[str, str], packages: dict[str, str | None], checks: list[Check]) -> None:
