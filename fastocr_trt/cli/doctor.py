@@ -249,8 +249,8 @@ def _command(options: argparse.Namespace) -> int:
         print(json.dumps(report, indent=2))
     else:
         _print_report(system, packages, checks)
-    # What must work is what this machine was asked for: the CPU, and the engine that was named. Engines of TensorRT that
-    # do not fit leave the rest of the directory usable.
+    # What must work is what this machine was asked for: the CPU, and the engine that was named. Engines of TensorRT
+    # that do not fit leave the rest of the directory usable.
     broken = [check.name for check in checks if check.status == "broken"]
     if any(name.startswith(("onnxruntime cpu", "engine ")) for name in broken):
         return common.EXIT_MISTAKE
