@@ -29,7 +29,20 @@ def random_checkpoint(directory: Path, layers: int, vision_blocks: int, small: b
     whole page. small: an eighth as wide, for smoke runs.
     """
     import torch
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    config = random_config(layers, vision_blocks, small)
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
+    for name in _PROCESSOR_FILES:
+        shutil.copy(DEMO / name, directory / name)
+    return directory
+
+
+def random_config(layers: int, vision_blocks: int, small: bool = False):
+    """The config of such a checkpoint."""
+    from transformers import Qwen2_5_VLConfig
 
     demo = Qwen2_5_VLConfig.from_pretrained(DEMO)
     width = 256 if small else 2048
@@ -58,18 +71,12 @@ def random_checkpoint(directory: Path, layers: int, vision_blocks: int, small: b
         fullatt_block_indexes=[vision_blocks - 1],
     )
     tokens = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    config = Qwen2_5_VLConfig(
+    return Qwen2_5_VLConfig(
         text_config=text,
         vision_config=vision,
         tie_word_embeddings=True,
         **{token: getattr(demo, token) for token in tokens},
     )
-    torch.manual_seed(0)
-    model = Qwen2_5_VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(directory)
-    for name in _PROCESSOR_FILES:
-        shutil.copy(DEMO / name, directory / name)
-    return directory
 
 
 class FilledSession(OnnxRuntimeSession):

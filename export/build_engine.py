@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -45,11 +46,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Built:
-    """The engine's record, the number of plugin layers in its network, and the timing cache as it is now."""
+    """The engine's record, the number of plugin layers in its network, the timing cache as it is now, and seconds."""
 
     file: EngineFile
     plugin_layers: int
     timing_cache: bytes | None
+    parse_seconds: float
+    build_seconds: float
 
 
 def build_engine(
@@ -69,9 +72,11 @@ def build_engine(
     builder = trt.Builder(logger)
     network = builder.create_network(network_flags(trt))
     parser = trt.OnnxParser(network, logger)
+    started = time.perf_counter()
     if not parser.parse(plan.model.SerializeToString(), str(plan.path)):
         told = [parser.get_error(i).desc() for i in range(parser.num_errors)]
         raise ExportError(f"{library.name} {library.version} cannot read {plan.path}{because(told or logger.errors)}")
+    parsed = time.perf_counter()
     _check_tensors(plan, network)
     _allow_decomposition(trt, network)
     config = builder.create_builder_config()
@@ -82,7 +87,9 @@ def build_engine(
             made.set_shape(name, *shapes)
         if config.add_optimization_profile(made) < 0:
             raise ExportError(f"{library.name} refuses a profile of {plan.name}{because(logger.errors)}")
+    begun = time.perf_counter()
     serialized = _build(library, plan, builder, network, config, progress)
+    build_seconds = time.perf_counter() - begun
     check_nothing_dropped(plan, logger.warnings)
     with output.open("wb") as file:
         file.write(memoryview(serialized))
@@ -94,7 +101,8 @@ def build_engine(
         tensors=tuple(_tensors(network)),
     )
     cache = config.get_timing_cache() if settings.timing_cache is not None else None
-    return Built(record, plugin_layers(trt, network), None if cache is None else bytes(memoryview(cache.serialize())))
+    content = None if cache is None else bytes(memoryview(cache.serialize()))
+    return Built(record, plugin_layers(trt, network), content, parsed - started, build_seconds)
 
 
 def plugin_layers(trt: Any, network: Any) -> int:
