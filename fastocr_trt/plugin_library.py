@@ -25,7 +25,8 @@ def find_plugin(path: str | Path | None = None) -> Path:
         return Path(path).resolve()
     package = Path(__file__).resolve().parent
     build = package.parent / "build"
-    places = [package / "lib" / LIBRARY_NAME, build / LIBRARY_NAME, build / "plugins" / LIBRARY_NAME]
+    places = [package / "lib" / LIBRARY_NAME]
+    places += [build / part / "plugins" / LIBRARY_NAME for part in ("", "plugin_cuda")]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise MissingDependencyError(f"the plugin library {LIBRARY_NAME} is not installed and not built; {BUILD}")

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..backends import BACKENDS, PLUGIN_VERSION, BackendName, BackendRecord
-from ..errors import EngineError, FastOCRError
-from ..manifest import Manifest, sha256
+from ..backends import BACKENDS, PLUGIN_VERSION, BackendName, BackendRecord, Installed, mismatches, rebuild_command
+from ..errors import EngineError, FastOCRError, MissingDependencyError
+from ..manifest import Manifest
+from ..plugin_library import find_plugin
 
 if TYPE_CHECKING:
     from .session import Session
@@ -43,27 +44,14 @@ def fitting_library(directory: Path, manifest: Manifest, backend: BackendName) -
     """The library of `backend`; FastOCRError says why the directory's engines cannot run in it on this machine."""
     from .tensorrt_library import compute_capability, import_library
 
-    record = _record(directory, manifest, backend)
+    if backend not in manifest.backends:
+        command = rebuild_command(directory, backend)
+        raise EngineError(f"{directory} has no engines of {backend}; build them with `{command}`")
+    record = BackendRecord.from_dict(backend, manifest.backends[backend])
     library = import_library(backend)
-    build = _build(directory, backend)
-    here = str(library.trt.__version__)
-    if here.split(".")[0] != record.version.split(".")[0]:
-        raise EngineError(
-            f"the engines of {backend} in {directory} were built by version {record.version}, and {here} is installed; "
-            f"{build}, or install {record.version}"
-        )
-    if record.plugin_version not in (None, PLUGIN_VERSION):
-        raise EngineError(
-            f"the engines of {backend} in {directory} need version {record.plugin_version} of the plugin, and this "
-            f"fastocr-trt has {PLUGIN_VERSION}; {build}"
-        )
-    capability = compute_capability(library.cudart)
-    if capability not in record.compute_capabilities:
-        raise EngineError(
-            f"the engines of {backend} in {directory} are for compute capability "
-            f"{', '.join(record.compute_capabilities)}, and this GPU has {capability}; "
-            f"{build} --compute-capability {capability}"
-        )
+    here = Installed(str(library.trt.__version__), (compute_capability(library.cudart),), _plugin_version())
+    if found := mismatches(record, backend, here, directory):
+        raise EngineError(found[0])
     return library
 
 
@@ -75,7 +63,7 @@ def open_tensorrt(directory: Path, manifest: Manifest, backend: str, hash_up_to:
     from .tensorrt_session import TensorRTSession
 
     library = fitting_library(directory, manifest, backend)
-    _check_files(directory, backend, _record(directory, manifest, backend), hash_up_to)
+    manifest.check_files(directory, hash_up_to, backend)
     return TensorRTSession(directory, manifest, library)
 
 
@@ -92,28 +80,9 @@ def open_onnxruntime(
     return session
 
 
-def _record(directory: Path, manifest: Manifest, backend: BackendName) -> BackendRecord:
-    if backend not in manifest.backends:
-        raise EngineError(f"{directory} has no engines of {backend}; {_build(directory, backend)}")
-    return BackendRecord.from_dict(backend, manifest.backends[backend])
-
-
-def _check_files(directory: Path, backend: str, record: BackendRecord, hash_up_to: int | None) -> None:
-    build = _build(directory, backend)
-    for file in record.engines.values():
-        path = directory / file.file
-        if Path(file.file).is_absolute() or ".." in Path(file.file).parts:
-            raise EngineError(
-                f"the manifest of {directory} names the engine {file.file}, outside the directory; {build}"
-            )
-        if not path.is_file():
-            raise EngineError(f"{directory} lacks {file.file}; {build}")
-        size = path.stat().st_size
-        if size != file.size:
-            raise EngineError(f"{path} is {size:,} bytes and the manifest says {file.size:,}: changed; {build}")
-        if (hash_up_to is None or size <= hash_up_to) and sha256(path) != file.sha256:
-            raise EngineError(f"{path} does not match the hash in the manifest: it was changed; {build}")
-
-
-def _build(directory: Path, backend: str) -> str:
-    return f"build them with `fastocr-export {directory} --backend {backend}`"
+def _plugin_version() -> str | None:
+    try:
+        find_plugin()
+    except MissingDependencyError:
+        return None
+    return PLUGIN_VERSION

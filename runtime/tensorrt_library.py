@@ -8,13 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..backends import BackendName, BackendRecord, EngineFile, TensorRecord
+from ..backends import MODULES, PACKAGES, BackendName, BackendRecord, EngineFile, TensorRecord
 from ..errors import EngineError, MissingDependencyError
 from ..plugin_library import load_plugin
 from .tensorrt_plan import Role
 
-MODULES: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-PACKAGES: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt-rtx-cu13"}
 DTYPE_NAMES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64"}
 
 log = logging.getLogger("fastocr_trt.tensorrt")
@@ -155,7 +153,7 @@ class Engines:
         return context
 
     def because(self) -> str:
-        """What TensorRT logged of its last error, to end a sentence with; empty where it said nothing."""
+        """What TensorRT logged of its error, to end a sentence with; empty where it said nothing."""
         return self._log.because()
 
     def close(self) -> None:
@@ -166,21 +164,21 @@ class Engines:
 
 def _make_log(trt: Any) -> Any:
     class Log(trt.ILogger):
-        """TensorRT's log in Python's; keeps the last error for our own sentence."""
+        """TensorRT's log in Python's; the first of several errors, which names the cause, is kept for our sentence."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self._last: str | None = None
+            self._error: str | None = None
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
-                self._last = message.strip()
-                log.error(self._last)
+                self._error = self._error or message.strip()
+                log.info(message.strip())
             elif severity == trt.ILogger.Severity.WARNING:
                 log.warning(message.strip())
 
         def because(self) -> str:
-            last, self._last = self._last, None
-            return f": {last[:300]}" if last else ""
+            error, self._error = self._error, None
+            return f": {error[:300]}" if error else ""
 
     return Log()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -50,7 +51,8 @@ class TensorRTSession:
         self._calls: dict[Role, Call] = {}
         self._tensors: dict[str, list[TensorRecord]] = {}
         self._sizes: dict[Role, Sizes] = {}
-        self._stack = ExitStack()
+        self._stack = ExitStack()  # its callbacks hold no reference to the session, which may just be dropped
+        self._release = weakref.finalize(self, self._stack.close)
         try:
             self._open(directory, record)
         except BaseException:
@@ -65,7 +67,7 @@ class TensorRTSession:
         self._roles = roles = Roles.of(record.engines)
         self._engines = Engines(self._library, directory, record)
         self._stack.callback(self._engines.close)
-        self._stack.callback(self._close_calls)
+        self._stack.callback(_close, self._calls)
         check = Plan(self.manifest, self.manifest.capacities.max_batch)
         for name, file in record.engines.items():
             self._engines.check_profiles(name, file)
@@ -86,18 +88,13 @@ class TensorRTSession:
 
     def close(self) -> None:
         """Give back everything on the GPU. The session is of no use afterwards; a second call does nothing."""
-        self._stack.close()
+        self._release()
 
     def __enter__(self) -> TensorRTSession:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _close_calls(self) -> None:
-        for call in self._calls.values():
-            call.close()
-        self._calls.clear()
 
     # The Session protocol.
 
@@ -346,6 +343,12 @@ class TensorRTSession:
             return np.ascontiguousarray(value, numpy_type(dtype))
         bits = np.ascontiguousarray(value, np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # to nearest, ties to even
+
+
+def _close(calls: dict[Role, Call]) -> None:
+    for call in calls.values():
+        call.close()
+    calls.clear()
 
 
 def _widen(value: np.ndarray, dtype: str) -> np.ndarray:

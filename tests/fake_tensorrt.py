@@ -11,6 +11,7 @@ import ctypes
 import json
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -318,8 +319,36 @@ class OrtGraph:
         return dict(zip(names, self.session.run(names, feeds), strict=True))
 
 
+class OracleGraph:
+    """A graph whose ops are in the engine form, by names: onnx's reference with the oracle for the ops."""
+
+    def __init__(self, path: str):
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+        from test_engine_graph import DenseAttention, FocalAttention, GatheredAttention
+
+        self.model = onnx.load(path)
+        self.evaluator = ReferenceEvaluator(self.model, new_ops=[DenseAttention, FocalAttention, GatheredAttention])
+
+    def tensors(self):
+        types = {1: "FLOAT", 7: "INT64"}
+        for mode, values in (("input", self.model.graph.input), ("output", self.model.graph.output)):
+            for value in values:
+                shape = tuple(d.dim_value or -1 for d in value.type.tensor_type.shape.dim)
+                yield value.name, mode, types[value.type.tensor_type.elem_type], shape
+
+    def __call__(self, feeds):
+        return dict(zip(self.evaluator.output_names, self.evaluator.run(None, feeds), strict=True))
+
+
+@cache
+def graph(path: str):
+    """What runs the graph at `path`; loaded once, since tests make many engines of it."""
+    return OracleGraph(path) if path.endswith("decoder_plugin.onnx") else OrtGraph(path)
+
+
 class FakeTensorRT:
-    """The module tensorrt. evaluate(path): what runs a graph."""
+    """The module tensorrt. evaluate(path): what runs a graph. alter(engine): called with each engine that is loaded."""
 
     __name__ = "tensorrt"
     __version__ = "10.13.0"
@@ -329,8 +358,8 @@ class FakeTensorRT:
     class ILogger:
         Severity = SimpleNamespace(ERROR=1, INTERNAL_ERROR=0, WARNING=2)
 
-    def __init__(self, cuda: FakeCuda, evaluate=OrtGraph):
-        self.cuda, self.evaluate = cuda, evaluate
+    def __init__(self, cuda: FakeCuda, evaluate=graph, alter=lambda engine: None):
+        self.cuda, self.evaluate, self.alter = cuda, evaluate, alter
         self.engines: list[Engine] = []
         self.libraries: list[str] = []
 
@@ -347,6 +376,7 @@ class FakeTensorRT:
             logger.log(self.ILogger.Severity.ERROR, "Serialization assertion magicTag failed")
             return None
         self.engines.append(Engine(self.cuda, spec, self.evaluate))
+        self.alter(self.engines[-1])
         return self.engines[-1]
 
 

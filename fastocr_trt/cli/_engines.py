@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
+from ..backends import BACKENDS
 from ..errors import FastOCRError
 from ..manifest import MANIFEST_NAME
 from . import _common as common
@@ -63,8 +65,32 @@ def _export_demo() -> Path:
     return cached_demo()
 
 
-def load_engine(directory: Path | None, provider: str = "cpu", threads: int | None = None) -> Engine:
-    """The engine of `find_engine`, loaded."""
+def add_machine_options(parser: argparse._ActionsContainer) -> None:
+    """--backend, --provider and --threads: what runs the engine."""
+    parser.add_argument("--threads", type=common.threads, metavar="N", help="on the CPU (default: all cores)")
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "onnxruntime", *BACKENDS),
+        default="auto",
+        help="auto: compiled engines where the directory has some that fit this machine, else ONNX Runtime",
+    )
+    parser.add_argument("--provider", choices=("cpu", "cuda"), help="of ONNX Runtime, which it implies (default: cpu)")
+
+
+def check_machine_options(backend: str, provider: str | None) -> str:
+    """The backend that the options mean together; FastOCRError where they do not go together."""
+    if provider is not None and backend in BACKENDS:
+        raise FastOCRError(
+            f"--provider {provider} is ONNX Runtime's, and --backend is {backend}; leave one of them out"
+        )
+    return "onnxruntime" if provider is not None else backend
+
+
+def load_engine(
+    directory: Path | None, provider: str | None = None, threads: int | None = None, backend: str = "auto"
+) -> Engine:
+    """The engine of `find_engine`, loaded; options as `add_machine_options` has them."""
     from ..runtime import Engine
 
-    return Engine.load(find_engine(directory), providers=(provider,), threads=threads)
+    backend = check_machine_options(backend, provider)
+    return Engine.load(find_engine(directory), providers=(provider or "cpu",), threads=threads, backend=backend)

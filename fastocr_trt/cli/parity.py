@@ -15,7 +15,7 @@ from ..errors import FastOCRError, MissingDependencyError, PageError
 from ..manifest import sha256
 from ..metrics import character_error_rate
 from . import _common as common
-from ._engines import load_engine
+from ._engines import add_machine_options, load_engine
 
 if TYPE_CHECKING:
     from ..runtime import Engine
@@ -124,8 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--pages", metavar="LIST", help="of each file, for example 1-3,7 (default: all)")
     parser.add_argument("--dpi", type=float, default=200, metavar="N", help="at which a PDF is drawn")
-    parser.add_argument("--threads", type=common.threads, metavar="N", help="of each reader (default: all cores)")
-    parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime")
+    add_machine_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser
 
@@ -180,7 +179,7 @@ def _command(options: argparse.Namespace) -> int:
     from ..runtime.documents import iter_pages
 
     pages = iter_pages(options.inputs, pages=options.pages, dpi=options.dpi)
-    engine = load_engine(options.engine, options.provider, options.threads)
+    engine = load_engine(options.engine, options.provider, options.threads, options.backend)
     yardstick = _transformers(engine, options)
     pairs = {"fast": Pair("fast against dense")}
     if yardstick is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors import FastOCRError, PageError
 from . import _common as common
-from ._engines import find_engine, load_engine
+from ._engines import add_machine_options, check_machine_options, find_engine, load_engine
 from ._output import TextWriter, Writer, make_writer
 from ._progress import PageProgress
 from ._records import PageRecord, Summary
@@ -207,8 +207,7 @@ def _parser() -> argparse.ArgumentParser:
 
     machine = parser.add_argument_group("machine")
     machine.add_argument("--batch", type=common.at_least(1), default=1, metavar="N", help="pages read at once")
-    machine.add_argument("--threads", type=common.threads, metavar="N", help="of one graph (default: all cores)")
-    machine.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime")
+    add_machine_options(machine)
     return parser
 
 
@@ -224,10 +223,11 @@ def _command(options: argparse.Namespace) -> int:
     # What is wrong with the options is told before an engine is loaded, or even exported.
     Reading.of(options.prompt, options.mode, {"keep": options.keep, "max_new_tokens": options.max_new_tokens})
     Sampler(options.temperature, options.top_p, options.seed)
+    check_machine_options(options.backend, options.provider)
     console = common.stderr_console()
     directory = find_engine(options.engine, options.quiet)  # may export the demo, and shows that by itself
     with console.status("loading the engine") if console.is_terminal and not options.quiet else nullcontext():
-        engine = load_engine(directory, options.provider, options.threads)
+        engine = load_engine(directory, options.provider, options.threads, options.backend)
     if options.batch > (room := engine.manifest.capacities.max_batch):
         raise FastOCRError(f"--batch {options.batch} exceeds this engine's {room}; export it with --max-batch")
     writer = make_writer(options.output, options.format, head(engine, options), list_files(options.inputs))
