@@ -243,13 +243,14 @@ __global__ void __launch_bounds__(MmaLayout<T, kHeadDim>::kThreads, MmaLayout<T,
 
         int const bank = tiles.bank(t);
         int const first = tiles.first_key(t);
-        bool const masked = first + Layout::kKeys > of_bank(reach.smallest, bank);
-        int const left[2] = {of_bank(seen[0], bank) - first, of_bank(seen[1], bank) - first};
+        // A key of this lane is seen where its column, less the lane's own part of it, is below this.
+        int const left[2]
+            = {of_bank(seen[0], bank) - first - lane % 4 * 2, of_bank(seen[1], bank) - first - lane % 4 * 2};
 #pragma unroll
         for (int j = 0; j < Layout::kKeys / 8; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                bool const hidden = masked && 8 * j + lane % 4 * 2 + e % 2 >= left[e / 2];
+                bool const hidden = 8 * j + e % 2 >= left[e / 2];
                 scores[j][e] = hidden ? -INFINITY : scores[j][e] * problem.scale;
             }
         update_softmax(rows, scores, output);

@@ -1,9 +1,8 @@
 // What a prefill kernel is given, and which query rows and keys one of its blocks is about.
 //
 // A block works for one KV head of one page. The query rows of its H / KV query heads ("the group") that share K and V
-// are put in one list, row by row and within a row head by head, and the list is cut into tiles of 16 rows a warp: so
-// that every K and V tile is read from memory once for all of them, and that a tile's rows are neighbours in the page,
-// which see nearly the same keys.
+// are put in one list, row by row and within a row head by head, and the list is cut into tiles: so that a tile of K
+// and V is read from memory once for all of them, and that a tile's rows are neighbours, which see nearly the same keys.
 #ifndef FASTOCR_KERNELS_DENSE_PREFILL_PROBLEM_CUH
 #define FASTOCR_KERNELS_DENSE_PREFILL_PROBLEM_CUH
 
@@ -84,11 +83,10 @@ struct QueryTile {
     __device__ int valid_of_entry(int bank, int entry) const { return holds(entry) ? valid(bank, row(entry)) : 0; }
 };
 
-// The largest and the smallest valid count of a tile's rows, in every lane. Each warp finds them for itself: the counts
-// are few and cached, and a barrier would cost more.
+// The largest valid counts of a tile's rows, in every lane. Each warp finds them for itself: the counts are few and
+// cached, and a barrier would cost more.
 struct Reach {
     int largest[kBanks];
-    int smallest[kBanks];
 
     template <class Tile>
     __device__ Reach(Tile const& tile, int entries) {
@@ -96,21 +94,16 @@ struct Reach {
 #pragma unroll
         for (int bank = 0; bank < kBanks; ++bank) {
             int most = 0;
-            int least = tile.problem.capacity[bank];
             for (int row = tile.row(0) + static_cast<int>(threadIdx.x) % 32; row <= last; row += 32) {
                 int const count = tile.valid(bank, row);
                 most = count > most ? count : most;
-                least = count < least ? count : least;
             }
 #pragma unroll
             for (int distance = 16; distance > 0; distance /= 2) {
-                int const other_most = __shfl_xor_sync(0xffffffffu, most, distance);
-                int const other_least = __shfl_xor_sync(0xffffffffu, least, distance);
-                most = other_most > most ? other_most : most;
-                least = other_least < least ? other_least : least;
+                int const other = __shfl_xor_sync(0xffffffffu, most, distance);
+                most = other > most ? other : most;
             }
             largest[bank] = most;
-            smallest[bank] = least;
         }
     }
 };
