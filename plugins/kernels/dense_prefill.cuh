@@ -34,7 +34,8 @@ struct Kernel<float, kHeadDim> {
 constexpr int kMostSharedBytes = 99 * 1024;
 
 template <class T, int kHeadDim>
-cudaError_t launch(Problem<T> problem, int64_t pages_and_heads, cudaStream_t stream) {
+cudaError_t launch(Problem<T> problem, int64_t pages_and_heads, cudaStream_t stream)
+{
     using Layout = typename Kernel<T, kHeadDim>::Layout;
     static_assert(Layout::kSharedBytes <= kMostSharedBytes, "the tiles do not fit in shared memory");
     auto const kernel = Kernel<T, kHeadDim>::function;
@@ -46,8 +47,8 @@ cudaError_t launch(Problem<T> problem, int64_t pages_and_heads, cudaStream_t str
     cudaError_t const refused = allow_shared_bytes(kernel, Layout::kSharedBytes);
     if (refused != cudaSuccess)
         return refused;
-    FASTOCR_LAUNCH(kernel, static_cast<unsigned>(tiles * pages_and_heads), Layout::kThreads, Layout::kSharedBytes, stream,
-        problem);
+    unsigned const blocks = static_cast<unsigned>(tiles * pages_and_heads);
+    FASTOCR_LAUNCH(kernel, blocks, Layout::kThreads, Layout::kSharedBytes, stream, problem);
     return cudaGetLastError();
 }
 
@@ -55,11 +56,12 @@ cudaError_t launch(Problem<T> problem, int64_t pages_and_heads, cudaStream_t str
 
 // Queues output [B,H,n,D] = softmax(scale query keys^T) values over the `present_*` banks, which the new rows are
 // already in: row i of page b sees visual rows below visual_valid[b,i] and text rows below text_valid[b,i] (a count out
-// of range is cut to the bank), and is zero where it sees none. Any n from 1; head_dim up to 256 in steps of 8 (of 4 for
-// float32); T is float, __half or __nv_bfloat16. Pointers are aligned to 16 bytes. Returns cudaErrorInvalidValue for a
-// shape that it cannot run, or the launch's error.
+// of range is cut to the bank), and is zero where it sees none. Any n from 1; head_dim up to 256, a multiple of 8; T is
+// float, __half or __nv_bfloat16. Pointers are aligned to 16 bytes. Returns cudaErrorInvalidValue for a shape that it
+// cannot run, or the launch's error.
 template <class T>
-cudaError_t launch_dense_prefill(FastocrShape const& shape, FastocrTensors const& tensors, cudaStream_t stream) {
+cudaError_t launch_dense_prefill(FastocrShape const& shape, FastocrTensors const& tensors, cudaStream_t stream)
+{
     using namespace dense_prefill;
     constexpr double kLog2OfE = 1.4426950408889634;
     Problem<T> problem{};
@@ -81,7 +83,7 @@ cudaError_t launch_dense_prefill(FastocrShape const& shape, FastocrTensors const
     int64_t const pages_and_heads = static_cast<int64_t>(shape.batch) * shape.num_key_value_heads;
 
     // A head_dim between two of these runs as the next with columns of zeros, which cost a little and are never stored.
-    if (shape.head_dim < 1 || shape.head_dim % (16 / static_cast<int>(sizeof(T))) != 0)
+    if (shape.head_dim < 1 || shape.head_dim % 8 != 0)
         return cudaErrorInvalidValue;
     if (shape.head_dim <= 32)
         return launch<T, 32>(problem, pages_and_heads, stream);

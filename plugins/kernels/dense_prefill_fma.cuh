@@ -24,17 +24,20 @@ struct FmaLayout {
     static constexpr int kSharedBytes = Queries::kBytes + Keys::kBytes + Powers::kBytes;
 };
 
-__device__ __forceinline__ float4 load_four(float const* from) {
+__device__ __forceinline__ float4 load_four(float const* from)
+{
     return *reinterpret_cast<float4 const*>(from);
 }
 
-__device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
+__device__ __forceinline__ float dot(float4 a, float4 b, float sum)
+{
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
 template <int kHeadDim>
 __global__ void __launch_bounds__(FmaLayout<kHeadDim>::kThreads, 2)
-    dense_prefill_fma(Problem<float> const problem) {
+    dense_prefill_fma(Problem<float> const problem)
+{
     using Layout = FmaLayout<kHeadDim>;
     constexpr int kThreads = Layout::kThreads;
     constexpr int kWarpQueries = Layout::kWarpQueries;
@@ -51,7 +54,8 @@ __global__ void __launch_bounds__(FmaLayout<kHeadDim>::kThreads, 2)
     int const first_entry = thread / 32 * kWarpQueries; // of this warp
 
     queries.template start_copy<kThreads>(
-        thread, [&](int e) { return tile.holds(e) ? problem.query + tile.offset(e) : static_cast<float const*>(nullptr); },
+        thread,
+        [&](int e) { return tile.holds(e) ? problem.query + tile.offset(e) : static_cast<float const*>(nullptr); },
         head_dim);
     Reach const reach(tile, Layout::kQueries);
     KeyTiles<Layout::kKeys> const tiles(reach);

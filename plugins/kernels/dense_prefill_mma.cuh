@@ -9,12 +9,12 @@
 namespace fastocr {
 namespace dense_prefill {
 
-// Sizes for a head_dim of up to kHeadDim. A warp has 16 query rows, the height of the instruction; four warps are a team.
+// Sizes for a head_dim of up to kHeadDim. A warp has 16 query rows, the height of the instruction; four make a team.
 template <class T, int kHeadDim>
 struct MmaLayout {
-    // Two teams have the same queries and take every other tile of keys, each with tiles of its own; at the end they add
-    // up. The chunk of a single page makes fewer blocks than a large GPU has multiprocessors, and one team alone leaves
-    // a multiprocessor waiting. Wide heads have no room for a second.
+    // Two teams have the same queries and take every other tile of keys, each in buffers of its own; at the end they
+    // add up. The chunk of a single page makes fewer blocks than a large GPU has multiprocessors, and one team alone
+    // leaves a multiprocessor waiting. Wide heads have no room for a second.
     static constexpr int kTeams = kHeadDim <= 128 ? 2 : 1;
     static constexpr int kTeamThreads = 128;
     static constexpr int kThreads = kTeams * kTeamThreads;
@@ -46,12 +46,14 @@ struct SoftmaxRows {
 };
 
 // The largest, or the sum, over the four lanes that hold a row of a matrix fragment.
-__device__ __forceinline__ float largest_of_row(float value) {
+__device__ __forceinline__ float largest_of_row(float value)
+{
     value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
     return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
-__device__ __forceinline__ float sum_of_row(float value) {
+__device__ __forceinline__ float sum_of_row(float value)
+{
     value += __shfl_xor_sync(0xffffffffu, value, 1);
     return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
@@ -59,8 +61,10 @@ __device__ __forceinline__ float sum_of_row(float value) {
 // scores = query keys^T for the warp's 16 rows. The matrices of a 16x16 part of the query are loaded as the
 // instruction's `a`; two 8x8 blocks of keys, which lie as the transposes that its `b` wants, come with one load.
 template <class T, int kHeadDim, class Layout>
-__device__ __forceinline__ void multiply_by_keys(float (&scores)[Layout::kKeys / 8][4], uint32_t const (&query)[kHeadDim / 16][4],
-    typename Layout::Queries const& queries, typename Layout::Keys const& keys) {
+__device__ __forceinline__ void multiply_by_keys(float (&scores)[Layout::kKeys / 8][4],
+    uint32_t const (&query)[kHeadDim / 16][4], typename Layout::Queries const& queries,
+    typename Layout::Keys const& keys)
+{
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x % Layout::kTeamThreads / 32;
 #pragma unroll
@@ -90,7 +94,9 @@ __device__ __forceinline__ void multiply_by_keys(float (&scores)[Layout::kKeys /
 
 // Scores to powers of two in place, and what came before scaled down to the new largest score.
 template <int kScores, int kOutputs>
-__device__ __forceinline__ void update_softmax(SoftmaxRows& rows, float (&scores)[kScores][4], float (&output)[kOutputs][4]) {
+__device__ __forceinline__ void update_softmax(
+    SoftmaxRows& rows, float (&scores)[kScores][4], float (&output)[kOutputs][4])
+{
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float largest = rows.largest[r];
@@ -122,7 +128,8 @@ __device__ __forceinline__ void update_softmax(SoftmaxRows& rows, float (&scores
 // are packed: they never leave the lane. Values lie row by row, so their blocks are transposed by the load.
 template <class T, int kHeadDim, class Layout>
 __device__ __forceinline__ void multiply_by_values(float (&output)[kHeadDim / 8][4],
-    float const (&powers)[Layout::kKeys / 8][4], typename Layout::Keys const& values) {
+    float const (&powers)[Layout::kKeys / 8][4], typename Layout::Keys const& values)
+{
     int const lane = threadIdx.x % 32;
 #pragma unroll
     for (int step = 0; step < Layout::kKeys / 16; ++step) {
@@ -143,7 +150,8 @@ __device__ __forceinline__ void multiply_by_values(float (&output)[kHeadDim / 8]
 // Adds the second team's rows to the first's, thread by thread: both hold the same rows and columns.
 template <int kTeamThreads, int kOutputs>
 __device__ __forceinline__ void add_up_teams(
-    SoftmaxRows& rows, float (&output)[kOutputs][4], float* shared, int team, int thread) {
+    SoftmaxRows& rows, float (&output)[kOutputs][4], float* shared, int team, int thread)
+{
     auto const place = [&](int number) -> float& { return shared[number * kTeamThreads + thread]; };
     __syncthreads(); // the tiles are read
     if (team == 1) {
@@ -181,7 +189,8 @@ __device__ __forceinline__ void add_up_teams(
 // while the powers and the output are: with one buffer each for keys and values every copy has work to hide behind.
 template <class T, int kHeadDim>
 __global__ void __launch_bounds__(MmaLayout<T, kHeadDim>::kThreads, MmaLayout<T, kHeadDim>::kResidentBlocks)
-    dense_prefill_mma(Problem<T> const problem) {
+    dense_prefill_mma(Problem<T> const problem)
+{
     using Layout = MmaLayout<T, kHeadDim>;
     int const team = threadIdx.x / Layout::kTeamThreads;
     int const thread = threadIdx.x % Layout::kTeamThreads; // of the team

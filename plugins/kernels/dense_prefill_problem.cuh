@@ -2,7 +2,7 @@
 //
 // A block works for one KV head of one page. The query rows of its H / KV query heads ("the group") that share K and V
 // are put in one list, row by row and within a row head by head, and the list is cut into tiles: so that a tile of K
-// and V is read from memory once for all of them, and that a tile's rows are neighbours, which see nearly the same keys.
+// and V is read from memory once for all of them, and a tile's rows are neighbours, which see nearly the same keys.
 #ifndef FASTOCR_KERNELS_DENSE_PREFILL_PROBLEM_CUH
 #define FASTOCR_KERNELS_DENSE_PREFILL_PROBLEM_CUH
 
@@ -18,7 +18,8 @@ enum { kVisual = 0, kText = 1, kBanks = 2 };
 
 // The entry of a bank, without the indexed access that would put the pair in local memory.
 template <class V>
-__device__ __forceinline__ V of_bank(V const (&pair)[kBanks], int bank) {
+__device__ __forceinline__ V of_bank(V const (&pair)[kBanks], int bank)
+{
     return bank == kVisual ? pair[kVisual] : pair[kText];
 }
 
@@ -38,7 +39,7 @@ struct Problem {
     float scale; // of scores in units of log2: the exponentials are powers of two
 };
 
-// The tile of a block: entries `first` to `first + kQueries - 1` of the list of rows * group, those past its end unused.
+// The tile of a block: entries `first` to `first + kQueries - 1` of the list; those past its end are unused.
 template <class T, int kQueries>
 struct QueryTile {
     Problem<T> const& problem;
@@ -46,8 +47,8 @@ struct QueryTile {
     int kv_head;
     int first;
 
-    __device__ explicit QueryTile(Problem<T> const& of)
-        : problem(of) {
+    __device__ explicit QueryTile(Problem<T> const& of) : problem(of)
+    {
         int const page_and_head = blockIdx.x / of.tiles;
         page = page_and_head / of.num_key_value_heads;
         kv_head = page_and_head % of.num_key_value_heads;
@@ -59,7 +60,8 @@ struct QueryTile {
     __device__ int row(int entry) const { return (first + entry) / problem.group; }
 
     // Of an entry's first element in query and output.
-    __device__ int64_t offset(int entry) const {
+    __device__ int64_t offset(int entry) const
+    {
         int64_t const head
             = (static_cast<int64_t>(page) * problem.num_key_value_heads + kv_head) * problem.group
             + (first + entry) % problem.group;
@@ -67,14 +69,16 @@ struct QueryTile {
     }
 
     // Of row 0 of the KV head's part of a bank.
-    __device__ int64_t bank_offset(int bank) const {
+    __device__ int64_t bank_offset(int bank) const
+    {
         return (static_cast<int64_t>(page) * problem.num_key_value_heads + kv_head) * of_bank(problem.capacity, bank)
             * problem.head_dim;
     }
 
     // How many rows of a bank query row `row` sees. A count out of range is cut here as in the reference; the append
     // kernel reports it.
-    __device__ int valid(int bank, int row) const {
+    __device__ int valid(int bank, int row) const
+    {
         int64_t const count = of_bank(problem.valid, bank)[static_cast<int64_t>(page) * problem.rows + row];
         int64_t const capacity = of_bank(problem.capacity, bank);
         return static_cast<int>(count < 0 ? 0 : count > capacity ? capacity : count);
@@ -89,7 +93,8 @@ struct Reach {
     int largest[kBanks];
 
     template <class Tile>
-    __device__ Reach(Tile const& tile, int entries) {
+    __device__ Reach(Tile const& tile, int entries)
+    {
         int const last = tile.holds(entries - 1) ? tile.row(entries - 1) : tile.problem.rows - 1;
 #pragma unroll
         for (int bank = 0; bank < kBanks; ++bank) {
@@ -117,7 +122,8 @@ struct KeyTiles {
 
     __device__ explicit KeyTiles(Reach const& reach)
         : of_visual((reach.largest[kVisual] + kKeys - 1) / kKeys)
-        , count(of_visual + (reach.largest[kText] + kKeys - 1) / kKeys) {
+        , count(of_visual + (reach.largest[kText] + kKeys - 1) / kKeys)
+    {
     }
 
     __device__ int bank(int tile) const { return tile < of_visual ? kVisual : kText; }

@@ -22,10 +22,11 @@ struct SharedTile {
     __device__ T* at(int row, int column) const { return data + row * kStride + column; }
 
     // Starts the copies of rows 0 to kRows - 1, shared by kThreads threads of which this is number `thread`;
-    // `source(row)` is a row's first element, or null for a row of zeros. Columns from head_dim on are zeros. The caller
-    // waits for the copies and meets at a barrier.
+    // `source(row)` is a row's first element, or null for a row of zeros. Columns from head_dim on are zeros. The
+    // caller waits for the copies and meets at a barrier.
     template <int kThreads, class Source>
-    __device__ void start_copy(int thread, Source source, int head_dim) const {
+    __device__ void start_copy(int thread, Source source, int head_dim) const
+    {
         constexpr int kChunks = kHeadDim / kChunk;
         static_assert(kRows * kChunks % kThreads == 0, "the threads share the copies evenly");
 #pragma unroll
@@ -45,7 +46,8 @@ struct SharedTile {
     // Rows first_key on of a bank, and zeros from row `end` on: what lies there belongs to no row of the block and may
     // be anything, but 0 times NaN would spoil a sum.
     template <int kThreads>
-    __device__ void start_copy_of_keys(int thread, T const* bank, int first_key, int end, int head_dim) const {
+    __device__ void start_copy_of_keys(int thread, T const* bank, int first_key, int end, int head_dim) const
+    {
         T const* first = bank + static_cast<int64_t>(first_key) * head_dim;
         int const left = end - first_key;
         start_copy<kThreads>(

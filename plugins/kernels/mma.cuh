@@ -22,7 +22,8 @@ template <class T>
 __device__ uint32_t pack_pair(float low, float high);
 
 template <>
-__device__ __forceinline__ uint32_t pack_pair<__half>(float low, float high) {
+__device__ __forceinline__ uint32_t pack_pair<__half>(float low, float high)
+{
     __half2 const pair = __floats2half2_rn(low, high);
     uint32_t bits;
     memcpy(&bits, &pair, sizeof bits);
@@ -30,7 +31,8 @@ __device__ __forceinline__ uint32_t pack_pair<__half>(float low, float high) {
 }
 
 template <>
-__device__ __forceinline__ uint32_t pack_pair<__nv_bfloat16>(float low, float high) {
+__device__ __forceinline__ uint32_t pack_pair<__nv_bfloat16>(float low, float high)
+{
     __nv_bfloat162 const pair = __floats2bfloat162_rn(low, high);
     uint32_t bits;
     memcpy(&bits, &pair, sizeof bits);
@@ -39,7 +41,8 @@ __device__ __forceinline__ uint32_t pack_pair<__nv_bfloat16>(float low, float hi
 
 // Four 8x8 matrices from shared memory: lane l gives the address of row l % 8 of matrix l / 8 (16 bytes, aligned to
 // 16); fragment[j] is this lane's part of matrix j.
-__device__ __forceinline__ void load_matrices(uint32_t (&fragment)[4], void const* row) {
+__device__ __forceinline__ void load_matrices(uint32_t (&fragment)[4], void const* row)
+{
 #ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
@@ -51,7 +54,8 @@ __device__ __forceinline__ void load_matrices(uint32_t (&fragment)[4], void cons
 }
 
 // The same, each matrix transposed: this lane's part is rows 2 * (l % 4) and the next of column l / 4.
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&fragment)[4], void const* row) {
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&fragment)[4], void const* row)
+{
 #ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
@@ -71,7 +75,8 @@ __device__ void multiply_add(float (&sum)[4], uint32_t const (&a)[4], uint32_t b
 
 template <>
 __device__ __forceinline__ void multiply_add<__half>(
-    float (&sum)[4], uint32_t const (&a)[4], uint32_t b_upper, uint32_t b_lower) {
+    float (&sum)[4], uint32_t const (&a)[4], uint32_t b_upper, uint32_t b_lower)
+{
 #ifdef __CUDACC__
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -84,7 +89,8 @@ __device__ __forceinline__ void multiply_add<__half>(
 
 template <>
 __device__ __forceinline__ void multiply_add<__nv_bfloat16>(
-    float (&sum)[4], uint32_t const (&a)[4], uint32_t b_upper, uint32_t b_lower) {
+    float (&sum)[4], uint32_t const (&a)[4], uint32_t b_upper, uint32_t b_lower)
+{
 #ifdef __CUDACC__
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -1,6 +1,6 @@
-// Prefill attention on the CPU against a plain softmax in double precision, for the sanitizers: every head_dim and type,
-// chunks of text and of page, rows that see nothing, counts out of range. Banks hold NaN beyond the rows that any query
-// row of the page sees, and end where their allocation ends.
+// Prefill attention on the CPU against a plain softmax in double precision, for the sanitizers: every head_dim and
+// type, chunks of text and of page, rows that see nothing, counts out of range. Banks hold NaN beyond the rows that any
+// query row of the page sees, and end where their allocation ends.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
