@@ -1,7 +1,7 @@
 """A sample page read by the TensorRT session with the compiled kernels in every attention layer.
 
 The session, its buffers, its captured steps and the graph with the plugin's ops are those of a GPU; TensorRT and CUDA
-are the fakes of fake_tensorrt.py, the matrix products ONNX's reference, and the three ops the CUDA kernels, compiled
+are the fakes of fake_gpu.py, the matrix products ONNX's reference, and the three ops the CUDA kernels, compiled
 for the CPU. The text must be what ONNX Runtime reads with the function bodies.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from fake_tensorrt import FakeCuda, FakeTensorRT, OracleGraph, OrtGraph, write_engine
+from fake_gpu import FakeCuda, FakeTensorRT, OracleGraph, OrtGraph, write_engine
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 

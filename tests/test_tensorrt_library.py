@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_tensorrt import Context, Engine, FakeCuda, FakeTensorRT
+from fake_gpu import Context, Engine, FakeCuda, FakeTensorRT
 
 from fastocr_trt import plugin_library
 from fastocr_trt.backends import BackendRecord, EngineFile
