@@ -18,6 +18,7 @@ from ..plugin_library import find_plugin
 from . import build_graph as graphs
 from .build_engine import EnginePlan, Settings, build_engine
 from .build_library import BuilderLibrary, capability_member, import_builder, load_plugin_for_building
+from .vision_bodies import Form
 
 Progress = Callable[[str, float | None], None]
 PluginChoice = Literal["auto", "none"] | Path
@@ -96,7 +97,7 @@ def build_engines(
     report = progress or (lambda stage, share: None)
     library = prepared.library
     manifest = Manifest.read(directory)
-    plans = plan_engines(directory, manifest, prepared.plugin is not None)
+    plans = plan_engines(directory, manifest, prepared.plugin is not None, _vision_form(library))
     expected = estimate(plans)
     announce(
         f"{library.name} {library.version} for {', '.join(prepared.compute_capabilities)}: engines of about "
@@ -135,8 +136,8 @@ def build_engines(
     return record
 
 
-def plan_engines(directory: Path, manifest: Manifest, with_plugin: bool) -> list[EnginePlan]:
-    """The engines of a backend: vision, and the decoder as one (with the plugin) or two."""
+def plan_engines(directory: Path, manifest: Manifest, with_plugin: bool, form: Form = "standard") -> list[EnginePlan]:
+    """The engines of a backend: vision, and the decoder as one (with the plugin) or two. form: of the vision bodies."""
     if manifest.weights is not None:
         raise ExportError(
             f"{directory} has {manifest.weights} weights, whose matrix products only ONNX Runtime has; engines are "
@@ -163,6 +164,8 @@ def plan_engines(directory: Path, manifest: Manifest, with_plugin: bool) -> list
     for name, file, profiles in wanted:
         path = directory / manifest.files[file].file
         model = graphs.load_graph(path)
+        if name == "vision":
+            graphs.use_vision_bodies(model, form)
         graphs.fix_sizes(model, graphs.bank_rows(manifest))
         shapes = {profile: graphs.profile_shapes(model, ranges[profile]) for profile in profiles}
         plans.append(EnginePlan(name, model, path, shapes))
@@ -221,6 +224,11 @@ def _plugin(choice: PluginChoice) -> tuple[Path | None, str | None]:
             "no plugin library is here, so the engines are built from function bodies: they read at most "
             f"{graphs.MAX_TOPK} visual tokens a fixation and hold the decoder's weights twice; {BUILD_PLUGIN}"
         )
+
+
+def _vision_form(library: BuilderLibrary) -> Form:
+    """The vision bodies that the library reads best: one without attention layers has no importer for Attention."""
+    return "standard" if hasattr(library.trt, "IAttentionInputLayer") else "plain"
 
 
 def _check_plugin_layers(manifest: Manifest, plan: EnginePlan, count: int) -> None:

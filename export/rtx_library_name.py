@@ -20,7 +20,7 @@ from pathlib import Path
 from ..errors import EngineError
 
 NAME = "libtensorrt_rtx.so"
-_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine
+MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def provide_library_name() -> None:
     except OSError:
         pass
     loaded = versioned_name(Path("/proc/self/maps").read_text())
-    machine = _MACHINES.get(platform.machine())
+    machine = MACHINES.get(platform.machine())
     if loaded is None or machine is None:
         raise EngineError(
             f"the name {NAME} cannot be provided here ({platform.machine()}, loaded: {loaded}); put a link of that "
