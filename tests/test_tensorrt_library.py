@@ -178,3 +178,37 @@ def test_the_runtime_imports_no_gpu_library():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert shown.stdout.strip() == "[]"
+
+
+class TestOptions:
+    """--backend and --provider of the commands."""
+
+    def test_what_they_mean_together(self, monkeypatch):
+        from fastocr_trt.cli import _engines
+        from fastocr_trt.runtime import Engine
+
+        asked = []
+        monkeypatch.setattr(Engine, "load", lambda directory, **options: asked.append(options))
+        for given in (("auto", None), ("auto", "cuda"), ("tensorrt", None), ("onnxruntime", "cpu")):
+            _engines.load_engine(Path("engine"), given[1], 2, given[0])
+        assert [(o["backend"], o["providers"]) for o in asked] == [
+            ("auto", ("cpu",)),
+            ("onnxruntime", ("cuda",)),
+            ("tensorrt", ("cpu",)),
+            ("onnxruntime", ("cpu",)),
+        ]
+        assert asked[0]["threads"] == 2
+
+    @pytest.mark.parametrize("command", ["parse", "parity"])
+    def test_a_provider_of_a_backend_that_has_none(self, command, tmp_path, capsys):
+        from importlib import import_module
+
+        from PIL import Image
+
+        page = tmp_path / "page.png"
+        Image.new("RGB", (56, 56)).save(page)
+        arguments = [str(page), "--engine", str(tmp_path)] if command == "parse" else [str(tmp_path), str(page)]
+        main = import_module(f"fastocr_trt.cli.{command}").main
+        assert main([*arguments, "--backend", "tensorrt", "--provider", "cuda"]) == 2
+        shown = capsys.readouterr().err
+        assert "--provider cuda is ONNX Runtime's, and --backend is tensorrt; leave one of them out" in shown
