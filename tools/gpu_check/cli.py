@@ -114,12 +114,13 @@ def report_speed(implementations: list[Implementation], device: str, rounds: int
         f"\n## Times\n\nfp16 on a GPU; {speed.TEXT} text rows, fixation of {speed.KEEP:.0%}; one op of one layer, GB/s "
         "of the K and V that must be read, and the ratio to the fastest dense form.\n"
     )
-    steps, skipped = [], []
+    steps, prefill, skipped = [], [], []
     print("| visual | batch | op | by | us | GB/s | against dense |\n|---:|---:|---|---|---:|---:|---:|")
-    for case in speed.cases(small=device == "cpu"):
-        name = f"{case.visual} visual tokens, batch {case.batch}"
+    small = device == "cpu"
+    for case in (*speed.cases(small), *speed.prefill_cases(small)):
+        name = f"{case.visual} visual tokens, batch {case.batch}, {case.rows} rows"
         free = torch.cuda.mem_get_info()[0] if device == "cuda" else 0
-        layers = speed.distinct_layers(case, 1 + len(implementations), free, small=device == "cpu")
+        layers = speed.distinct_layers(case, 1 + len(implementations), free, small)
         if time.monotonic() > deadline:
             skipped.append(f"{name}: out of time")
             continue
@@ -128,9 +129,12 @@ def report_speed(implementations: list[Implementation], device: str, rounds: int
             continue
         note(f"timing {name}")
         timed = speed.measure(case, implementations, device, layers, rounds)
-        for row in speed.op_rows(timed):
-            print("| " + " | ".join(row) + " |", flush=True)
-        steps += speed.step_rows(timed)
+        if case.rows > 1:
+            prefill += speed.prefill_rows(timed)
+        else:
+            for row in speed.op_rows(timed):
+                print(f"| {' | '.join(row)} |", flush=True)
+            steps += speed.step_rows(timed)
         if device == "cuda":
             torch.cuda.empty_cache()
     print(
@@ -138,7 +142,11 @@ def report_speed(implementations: list[Implementation], device: str, rounds: int
     )
     print("| visual | batch | mode | by | ms | against dense |\n|---:|---:|---|---|---:|---:|")
     for row in steps:
-        print("| " + " | ".join(row) + " |")
+        print(f"| {' | '.join(row)} |")
+    print(f"\nDense attention of a prefill chunk of {speed.CHUNK} rows, one layer.\n")
+    print("| visual | batch | by | us | TFLOP/s | against PyTorch |\n|---:|---:|---|---:|---:|---:|")
+    for row in prefill:
+        print(f"| {' | '.join(row)} |")
     for line in skipped:
         print(f"\nNot measured: {line}.")
 

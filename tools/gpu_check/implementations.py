@@ -29,7 +29,8 @@ class Implementation(Protocol):
 class Sdpa:
     """Dense attention of PyTorch over one joined cache without padding: the best dense form there is without ours.
 
-    Only for pages of one length; the new row is taken to be in the cache already, so that nothing is copied.
+    Only for pages of one length; new rows are taken to be in the cache already, so that nothing is copied, and in
+    prefill no mask is given, which lets PyTorch choose its fastest kernel.
     """
 
     name = "torch sdpa"
@@ -38,7 +39,10 @@ class Sdpa:
     def prepare(self, layer: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
         joined = {"query": layer["query"]}
         for part in ("key", "value"):
-            visual, text = layer[f"visual_{part}"][:, :, : case.visual], layer[f"text_{part}"][:, :, : case.text + 1]
+            visual, text = (
+                layer[f"visual_{part}"][:, :, : case.visual],
+                layer[f"text_{part}"][:, :, : case.text + case.rows],
+            )
             joined[part] = torch.cat([visual, text], 2)
         return joined
 
