@@ -56,7 +56,9 @@ namespace cuda_on_cpu {
 
 constexpr unsigned kWarp = 32;
 constexpr unsigned kMaxThreads = 1024; // of a block, as on every GPU so far
-constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kStackBytes = 64 * 1024; // the address sanitizer clears its notes on all of it at every switch
+constexpr unsigned char kCanary = 0xA5;
+constexpr size_t kCanaryBytes = 64; // at the end of a stack
 constexpr size_t kSlotBytes = 64; // what a lane can show the others of its warp in one exchange
 constexpr int kMultiprocessors = 8;
 
@@ -160,6 +162,7 @@ inline void to_fiber(Fiber& fiber) {
     if (!fiber.started) {
         fiber.started = true;
         fiber.stack.reset(new char[kStackBytes]);
+        std::memset(fiber.stack.get(), kCanary, kCanaryBytes);
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.get();
         fiber.context.uc_stack.ss_size = kStackBytes;
@@ -231,8 +234,12 @@ inline void run_block(unsigned threads) {
         // A GPU lets ended threads miss a barrier; code that relies on it is more often a mistake than a wish.
         if (done != 0) fail("divergent block barrier: some warps wait in __syncthreads, others have ended");
     }
-    for (unsigned i = 0; i < threads; ++i)
+    for (unsigned i = 0; i < threads; ++i) {
         if (!m.fibers[i]->pending.empty()) fail("a block ended with an asynchronous copy that nothing waited for");
+        char const* const stack = m.fibers[i]->stack.get();
+        if (std::any_of(stack, stack + kCanaryBytes, [](char c) { return static_cast<unsigned char>(c) != kCanary; }))
+            fail("a thread used more than its stack of 64 KiB");
+    }
 }
 
 // Runs `body`, a kernel with its arguments, once for each thread of the grid.
