@@ -293,7 +293,7 @@ def test_manifest_describes_the_engine(tiny) -> None:
     _, folder, directory, manifest = tiny
     assert Manifest.read(directory) == manifest
     manifest.check_files(directory)
-    assert set(manifest.files) == {"vision", "dense", "fast", "weights", "tokenizer"}
+    assert set(manifest.files) == {"vision", "dense", "fast", "decoder_plugin", "weights", "tokenizer"}
     assert manifest.generation.stop_token_ids == (98, 96)
     assert manifest.calibration == {"status": "given"}
     assert manifest.capacities.max_visual_tokens == 64
@@ -301,5 +301,13 @@ def test_manifest_describes_the_engine(tiny) -> None:
     assert manifest.model["source"] == folder.name
     assert (directory / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     assert sorted(p.name for p in directory.iterdir()) == sorted(
-        ["manifest.json", "vision.onnx", "dense.onnx", "fast.onnx", "weights.bin", "tokenizer.json"]
+        [
+            "manifest.json",
+            "vision.onnx",
+            "dense.onnx",
+            "fast.onnx",
+            "decoder_plugin.onnx",
+            "weights.bin",
+            "tokenizer.json",
+        ]
     )
