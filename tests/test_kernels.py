@@ -13,7 +13,7 @@ from fastocr_trt import reference
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
 
-from tools.kernel_library import BANKS, KernelLibrary, Shape, build, missing_tool, shape_of  # noqa: E402
+from tools.kernel_library import BANKS, KernelLibrary, Shape, build, missing_tool, shape_of
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -393,7 +393,7 @@ def test_workspace_never_falls_as_a_call_grows(library, shape, grown, by):
 def test_a_workspace_that_is_too_small_is_refused(library):
     call = make_call()
     needed = library.workspace_size(shape_of("dense", call, scale=0.3))
-    with pytest.raises(RuntimeError, match="CUDA error 1$"):
+    with pytest.raises(RuntimeError, match=r"CUDA error 1$"):
         library.run("dense", **call, scale=0.3, workspace=np.zeros(needed - 1, np.uint8))
 
 

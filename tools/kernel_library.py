@@ -35,13 +35,18 @@ class Shape(ctypes.Structure):
     """FastocrShape of plugins/kernels/attention.h."""
 
     _fields_ = (
-        *(
-            (name, c_int32)
-            for name in (
-                "op dtype batch num_attention_heads num_key_value_heads rows head_dim visual_capacity text_capacity "
-                "fixation_size per_kv_head num_splits"
-            ).split()
-        ),
+        ("op", c_int32),
+        ("dtype", c_int32),
+        ("batch", c_int32),
+        ("num_attention_heads", c_int32),
+        ("num_key_value_heads", c_int32),
+        ("rows", c_int32),
+        ("head_dim", c_int32),
+        ("visual_capacity", c_int32),
+        ("text_capacity", c_int32),
+        ("fixation_size", c_int32),
+        ("per_kv_head", c_int32),
+        ("num_splits", c_int32),
         ("scale", c_float),
     )
 
@@ -52,10 +57,29 @@ class Tensors(ctypes.Structure):
     _fields_ = tuple(
         (name, c_void_p)
         for name in (
-            "query key value past_visual_key past_visual_value past_text_key past_text_value present_visual_key "
-            "present_visual_value present_text_key present_text_value visual_length text_length visual_valid "
-            "text_valid num_fixations fixation_in attend_all status_in output fixation_out status_out"
-        ).split()
+            "query",
+            "key",
+            "value",
+            "past_visual_key",
+            "past_visual_value",
+            "past_text_key",
+            "past_text_value",
+            "present_visual_key",
+            "present_visual_value",
+            "present_text_key",
+            "present_text_value",
+            "visual_length",
+            "text_length",
+            "visual_valid",
+            "text_valid",
+            "num_fixations",
+            "fixation_in",
+            "attend_all",
+            "status_in",
+            "output",
+            "fixation_out",
+            "status_out",
+        )
     )
 
 
@@ -143,7 +167,7 @@ def shape_of(
     fixation_size: int = 0,
     num_splits: int = 0,
 ) -> Shape:
-    """The shape that `arrays` (of KernelLibrary.run) have. fixation_size is for focal; gathered has it in `fixation`."""
+    """The shape that `arrays` (of KernelLibrary.run) have; only focal takes fixation_size."""
     batch, heads, rows, head_dim = arrays["query"].shape
     name = str(arrays["query"].dtype).removeprefix("torch.")
     if op not in OPS or name not in DTYPES:

@@ -17,6 +17,16 @@ namespace decode {
 // unused place of a fixation as kNowhere.
 constexpr int kNowhere = -2147483647 - 1;
 
+// Blocks of a multiprocessor that there must be registers for: 4 leave 128 a thread. Where 100 KiB of shared memory hold
+// no more than 2 or 3 blocks, and for float32, which is for tests, threads get more instead.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+template <class T>
+constexpr int kBlocks = 3;
+#else
+template <class T>
+constexpr int kBlocks = sizeof(T) == 2 ? 4 : 3;
+#endif
+
 // Which rows a block reads. Lengths are known on the device alone, so the number of splits is fixed and each takes its
 // share of what there is: no split is shorter than kFewestRows, so that a short list is not spread over blocks that
 // cost more to merge than they save.
@@ -100,6 +110,7 @@ __device__ inline void start_copy(
 {
     constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
     int const pieces = head_dim / kPiece;
+#pragma unroll 2 // a copy holds no register while it is under way, so there is nothing to gain from more
     for (int i = threadIdx.x; i < rows * pieces; i += kThreads) {
         int const row = i / pieces;
         int const column = i % pieces * kPiece;
@@ -129,7 +140,7 @@ __device__ inline void multiply_by_keys(float* powers, T const* keys, int stride
         float sum[kHeadTile] = {};
         T const* const key = keys + row * stride;
         float const* const q = query + head_tile * kHeadTile * head_dim;
-#pragma unroll 2
+#pragma unroll 1 // 32 independent products a turn are enough; more would not fit the registers
         for (int d = 0; d < head_dim; d += 8) {
             float k[8];
             load_8(k, key + d);
@@ -216,7 +227,7 @@ __device__ inline void update_softmax(
 // values while the scores are, so there is always half a buffer a block under way, and several blocks fit a
 // multiprocessor.
 template <class T, int kHeadDim>
-__global__ void __launch_bounds__(decode::kThreads, 4) decode_attention(DecodeProblem<T> const problem)
+__global__ void __launch_bounds__(decode::kThreads, decode::kBlocks<T>) decode_attention(DecodeProblem<T> const problem)
 {
     using namespace decode;
     int const head_dim = kHeadDim != 0 ? kHeadDim : problem.head_dim;
