@@ -16,7 +16,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from ..errors import FastOCRError
-from . import layout_mono, layouts
+from . import layout_mono, layouts, layouts_variants
 
 TOKEN_PIXELS = 28  # side of one visual token: 2 x 2 patches of 14 pixels
 
@@ -34,7 +34,7 @@ SEEDS: dict[str, range] = {
 
 Draw = Callable[[random.Random, int, int], "tuple[Image.Image, str]"]
 
-LAYOUTS: dict[str, Draw] = {"mono": layout_mono.draw, **layouts.DRAW}
+LAYOUTS: dict[str, Draw] = {"mono": layout_mono.draw, **layouts.DRAW, **layouts_variants.DRAW}
 """Name -> function (random source, columns, rows of visual tokens) -> (RGB image, text in reading order)."""
 
 
