@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from .word_boxes import Box
 from .words import random_line
 
 FONT = Path(__file__).with_name("DejaVuSansMono.ttf")
@@ -21,6 +22,11 @@ _LEFT, _RIGHT = 4, 4  # room around a glyph for what overhangs its advance
 
 def draw(source: Random, columns: int, rows: int) -> tuple[Image.Image, str]:
     """A page of columns x rows visual tokens of 28 pixels. Returns (RGB image, text)."""
+    return draw_places(source, columns, rows)[:2]
+
+
+def draw_places(source: Random, columns: int, rows: int) -> tuple[Image.Image, str, list[Box | None]]:
+    """As `draw`, and of each character of the text its box, None for white space."""
     width, height = columns * 28, rows * 28
     pitch_range, max_characters = _SIZES[columns, rows]
     size = source.choice(FONT_SIZES)
@@ -32,6 +38,7 @@ def draw(source: Random, columns: int, rows: int) -> tuple[Image.Image, str]:
 
     ink = np.zeros((height, width), np.uint8)
     lines: list[str] = []
+    places: list[Box | None] = []
     characters = 0
     while len(lines) < wanted and top + line_height <= height:
         line = random_line(source, (width - left - 8) // advance)
@@ -43,12 +50,18 @@ def draw(source: Random, columns: int, rows: int) -> tuple[Image.Image, str]:
             x = left
         _write(ink, line, x, top, size)
         lines.append(line)
+        edges = [x + number * advance for number in range(len(line) + 1)]
+        places += [
+            None if character == " " else Box(left_edge, top, right_edge, top + line_height)
+            for character, left_edge, right_edge in zip(line, edges, edges[1:], strict=False)
+        ]
+        places.append(None)  # the line break, which the last line has not
         top += pitch
         if source.random() < 0.12:
             top += source.randint(4, pitch)
     darkness = source.uniform(0.75, 1.0)
     grey = (255 - ink * darkness).astype(np.uint8)
-    return Image.fromarray(grey).convert("RGB"), "\n".join(lines)
+    return Image.fromarray(grey).convert("RGB"), "\n".join(lines), places[:-1]
 
 
 def _write(ink: np.ndarray, line: str, x: int, top: int, size: int) -> None:

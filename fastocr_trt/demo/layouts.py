@@ -15,6 +15,7 @@ from . import layouts_blocks as blocks
 from .layouts_fonts import BUNDLED, Family, sheet
 from .layouts_ink import Ink, Place
 from .layouts_noise import print_page
+from .word_boxes import Box
 
 FONT_SIZES = (14, 28)
 
@@ -37,12 +38,13 @@ NAMES = tuple(_BLOCKS)
 
 
 class PrintedPage(NamedTuple):
-    """grey: [height,width] uint8. text, places, drawn: see layouts_ink.Page."""
+    """grey: [height,width] uint8. text, places, drawn, boxes: see layouts_ink.Page."""
 
     grey: np.ndarray
     text: str
     places: list[Place]
     drawn: list[tuple[str, int]]
+    boxes: list[Box | None]
 
 
 def most_characters(visual_tokens: int) -> int:
@@ -84,7 +86,7 @@ def compose(
         column.pitch = _pitch(source, column)
         _fill(column, layout)
     page = ink.page()
-    return PrintedPage(print_page(source, page.ink), page.text, page.places, page.drawn)
+    return PrintedPage(print_page(source, page.ink), page.text, page.places, page.drawn, page.boxes)
 
 
 def _two_columns(source: Random, ink: Ink, family: Family, size: int, left: int, right: int, top: int) -> None:
@@ -133,9 +135,18 @@ def _fill(column: blocks.Column, layout: str) -> None:
 
 
 def _draw(layout: str, source: Random, columns: int, rows: int) -> tuple[Image.Image, str]:
+    return _draw_places(layout, source, columns, rows)[:2]
+
+
+def _draw_places(layout: str, source: Random, columns: int, rows: int) -> tuple[Image.Image, str, list[Box | None]]:
     page = compose(source, columns, rows, layout)
-    return Image.fromarray(page.grey).convert("RGB"), page.text
+    return Image.fromarray(page.grey).convert("RGB"), page.text, page.boxes
 
 
 DRAW: dict[str, Callable[[Random, int, int], tuple[Image.Image, str]]] = {name: partial(_draw, name) for name in NAMES}
 """For the registry of pages.py."""
+
+DRAW_PLACES: dict[str, Callable[[Random, int, int], tuple[Image.Image, str, list[Box | None]]]] = {
+    name: partial(_draw_places, name) for name in NAMES
+}
+"""As DRAW, and of each character of the text its box, None where nothing is drawn for it."""

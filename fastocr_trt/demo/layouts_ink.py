@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .layouts_fonts import ROOM, Sheet
+from .word_boxes import Box
 
 TOKEN_PIXELS = 28
 
@@ -32,13 +33,15 @@ class Page(NamedTuple):
     """What a layout makes, before noise.
 
     ink: [height,width] uint8, 0 is bare paper. text: in reading order. places: one for each character of the text and
-    one for its end. drawn: (character, visual token) of all that is printed, in reading order.
+    one for its end. drawn: (character, visual token) of all that is printed, in reading order. boxes: of each
+    character of the text its place in pixels, None where nothing is drawn for it.
     """
 
     ink: np.ndarray
     text: str
     places: list[Place]
     drawn: list[tuple[str, int]]
+    boxes: list[Box | None]
 
 
 class Ink:
@@ -50,6 +53,7 @@ class Ink:
         self._text: list[str] = []
         self._places: list[Place] = []
         self._drawn: list[tuple[str, int]] = []
+        self._boxes: list[Box | None] = []
         self._start: int | None = None
         self.lines = 0
 
@@ -68,6 +72,7 @@ class Ink:
         start = self.token(min(run.x for run in runs) + sheet.size * 0.3, middle)
         if self._start is not None:
             self._text.append("\n")
+            self._boxes.append(None)
             self._places.append(Place(self._start, start))
         self._start = start
         self.lines += 1
@@ -77,6 +82,7 @@ class Ink:
             else:
                 place = self.token(run.x + sheet.size * 0.3, middle)
                 self._text.extend(run.text)
+                self._boxes.extend([None] * len(run.text))
                 self._places.extend([Place(place, place)] * len(run.text))
         return True
 
@@ -87,6 +93,7 @@ class Ink:
             place = self.token(x + advance / 2, top + sheet.middle)
             self._text.append(character)
             self._places.append(Place(place, place))
+            self._boxes.append(None if character == " " else Box(x, top, x + advance, top + sheet.height))
             if character != " ":
                 self._drawn.append((character, place))
                 self.stamp(sheet.glyph(character), round(x) - ROOM, top)
@@ -108,4 +115,4 @@ class Ink:
         if self._start is None:
             raise ValueError("no line was written")
         end = Place(self._start, self._start)
-        return Page(self.pixels, "".join(self._text), [*self._places, end], self._drawn)
+        return Page(self.pixels, "".join(self._text), [*self._places, end], self._drawn, self._boxes)
