@@ -2,8 +2,8 @@
 
 36 layers in fp16 with capacities of 16,384 visual and 4,096 text rows, for compute capabilities 8.0, 8.6, 8.9 and 12.0:
 from function bodies (two engines) and with the plugin (one engine of two profiles, whose plugin layers are counted).
-Weights are zeros in a sparse file, as many bytes as real ones. Each engine is built in a process of its own, whose peak
-memory the system reports.
+Weights are zeros in a sparse file, as many bytes as real ones; equal weights are stored once, so that the engine's size
+is not that of a real one. Each engine is built in a process of its own, whose peak memory the system reports.
 """
 
 from __future__ import annotations
