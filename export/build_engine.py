@@ -150,6 +150,9 @@ def _configure(library: BuilderLibrary, config: Any, settings: Settings) -> None
         config.num_compute_capabilities = len(settings.compute_capabilities)
         for i, capability in enumerate(settings.compute_capabilities):
             config.set_compute_capability(capability_member(trt, capability), i)
+    own_memory = getattr(getattr(trt, "BuilderFlag", None), "REQUIRE_USER_ALLOCATION", None)
+    if own_memory is not None:
+        config.set_flag(own_memory)  # an engine that allocates for itself cannot be captured in a CUDA graph
     if settings.builder_memory is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.builder_memory)
     if settings.timing_cache is not None:

@@ -25,6 +25,7 @@ STATE = ("visual_length", "text_length", "visual_valid", "text_valid")
 _COMMON = (*NEW_ROWS, *(f"past_{bank}" for bank in BANKS), *STATE)
 _PRESENT = ("output", *(f"present_{bank}" for bank in BANKS))
 _FORM = {"dense_prefill": 1, "plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
+_FORM |= {"alias_banks": 0, "tune_splits": 0}  # the plugin's defaults: TensorRT's parser warns where they are absent
 _INTEGERS = {*STATE, "num_fixations", "fixation_slots", "fixation", "attend_all", "status", "next_status"}
 
 # name -> (inputs, outputs, attributes: the type of a required one, or a default)
