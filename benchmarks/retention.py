@@ -1,118 +1,124 @@
-"""How much of dense reading is kept: FastOCR at several keeps, and eviction at prefill, on pages nobody trained on.
+"""What ways of reading fewer visual rows keep of dense reading, at equal mean visual reads, on pages nobody trained on.
 
-The page seeds are those of `fastocr_trt.demo.pages.SEEDS["benchmarks"]`, in order. Rates are pooled over pages;
-intervals are 95% bootstrap intervals over pages (paired for retention). "Visual reads" is the share of the page's
-visual rows that a decode step reads, mean over all layers.
+Pages are those of `fastocr_trt.demo.pages.SEEDS["benchmarks"]`, the same for all. "Visual reads" is the share of the
+page's visual rows that a decode step reads, mean over layers, steps and pages, as it was measured. Each method's keep
+is solved so that it reads what FastOCR reads at its policy's keep. Two rows read more, as they say: FastOCR with a
+dense prefix, and the two-pass oracle, whose first pass is dense. All text is visible to all methods, prefill is dense,
+decoding greedy. Intervals are 95% bootstrap intervals over pages, paired for retention and differences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 from _common import arguments, header, markdown_table, progress, report
-from _eviction import POOL, EvictingSession
+from _methods import keep_for
+from _methods_eviction import H2O, FastV, RandomRows, SnapKV, Window
+from _methods_fixation import EvenlySpaced, NoReuse, SingleLayer, TwoPass
+from _reading import Bench, add_arguments, bench_of, pages_of, run
+from _scores import Read, by_layout, columns, readable, row
 
-from fastocr_trt import metrics
-from fastocr_trt.demo.pages import LAYOUTS, SEEDS, SIZES, generate_page
-from fastocr_trt.runtime import Engine, ParseResult
+from fastocr_trt.export.fixation_method import Fixation
+from fastocr_trt.export.masked_reading import Dense, Method, Reading
+from fastocr_trt.fixation import FixationPolicy
 
+DEFAULT_LAYOUTS = ("mono", "column", "columns", "table", "lines", "small")
 KEEPS = (0.0, 0.01, 0.02, 0.05, 0.10, 0.25, 1.0)
-EVICTION_KEEPS = (0.05, 0.10, 0.25)
 
 
-@dataclass
-class Setting:
-    """A way to read, and what it read."""
-
-    name: str
-    keep: float | None
-    mode: str
-    engine: Engine
-    batch: int
-    texts: list[str]
-    reads: list[float]
+def at_reads(policy: FixationPolicy, num_layers: int, reads: float) -> FixationPolicy:
+    """The policy with the keep at which it reads `reads` (0 to 1) of the page."""
+    whole = sum(policy.kind(layer) != "gathered" for layer in range(num_layers))
+    return replace(policy, keep=keep_for(reads, whole, num_layers), min_tokens=1)
 
 
-def settings(engine: Engine, evicting: Engine, quick: bool) -> list[Setting]:
-    batch = engine.manifest.capacities.max_batch
-    result = [Setting("dense", None, "dense", engine, batch, [], [])]
-    keeps = (0.0, 0.05) if quick else KEEPS
-    result += [Setting("FastOCR", keep, "fast", engine, batch, [], []) for keep in keeps]
-    keeps = (0.05,) if quick else EVICTION_KEEPS
-    result += [Setting("eviction at prefill", keep, "dense", evicting, 1, [], []) for keep in keeps]
-    return result
+def without_reuse(policy: FixationPolicy, num_layers: int, reads: float) -> Iterator[tuple[Method, str]]:
+    """The policy with a dense prefix, which reads more; and, at the budget, with fewer focal layers to pay for it."""
+    focal = policy.focal_layers
+    yield NoReuse(policy), f"{policy.keep:.0%}"
+    whole = [len({*range(focal[0]), *policy.dense_layers, *focal[: n + 1]}) for n in range(len(focal))]
+    count = sum(n <= reads * num_layers for n in whole)
+    if count and count < len(focal):
+        method = NoReuse(replace(policy, focal_layers=focal[:count]))
+        method.policy = at_reads(method.policy, num_layers, reads)
+        yield method, f"{method.policy.keep:.1%}"
 
 
-def read(setting: Setting, images: Sequence, max_new_tokens: int, advance) -> None:
-    """Read the pages, a batch at a time."""
-    for start in range(0, len(images), setting.batch):
-        pages = images[start : start + setting.batch]
-        results = setting.engine.parse_batch(pages, mode=setting.mode, keep=setting.keep, max_new_tokens=max_new_tokens)
-        setting.texts += [r.text for r in results]
-        setting.reads += [_reads(setting, result) for result in results]
-        advance(len(pages))
+def methods(policy: FixationPolicy, num_layers: int, reads: float, expected: int) -> Iterator[tuple[Method, str]]:
+    """All but dense, with the keep to show. reads: the budget, 0 to 1; expected: tokens of a page, as dense wrote."""
+    yield Fixation(policy), f"{policy.keep:.0%}"
+    yield from without_reuse(policy, num_layers, reads)
+    for method in (SingleLayer(policy), EvenlySpaced(policy, num_layers)):
+        method.policy = at_reads(method.policy, num_layers, reads)
+        yield method, f"{method.policy.keep:.1%}"
+    yield TwoPass(policy), f"{policy.keep:.0%}"
+    pruned = keep_for(reads, FastV.first, num_layers)
+    for method in (SnapKV(reads), FastV(pruned), H2O(reads, expected), Window(reads), RandomRows(reads)):
+        yield method, f"{method.keep:.1%}"
 
 
-def _reads(setting: Setting, result: ParseResult) -> float:
-    if not isinstance(setting.engine.session, EvictingSession):
-        return result.mean_visual_reads
-    rows = result.visual_tokens
-    return setting.engine.manifest.policy.num_fixations(rows, setting.keep) / rows
+def sweep(policy: FixationPolicy, keeps: tuple[float, ...]) -> Iterator[tuple[Method, str]]:
+    """FastOCR at several keeps."""
+    for keep in keeps:
+        yield Fixation(policy, keep), f"{keep:.0%}"
 
 
-def row(setting: Setting, dense: Setting, truths: Sequence[str]) -> list[str]:
-    accuracy = metrics.accuracy_interval(setting.texts, truths)
-    kept = metrics.retention_interval(setting.texts, dense.texts, truths)
-    drift = metrics.character_error_rate(setting.texts, dense.texts)
-    exact = sum(text == other for text, other in zip(setting.texts, dense.texts, strict=True))
-    return [
-        setting.name,
-        "" if setting.keep is None else f"{setting.keep:.0%}",
-        f"{accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})",
-        f"{kept.value:.1%} ({kept.low:.1%} to {kept.high:.1%})",
-        f"{drift:.1%}",
-        f"{exact}/{len(truths)}",
-        f"{sum(setting.reads) / len(setting.reads):.0%}",
-    ]
+def read_all(bench: Bench, pages: dict, policy: FixationPolicy, reads: float, keeps, bar) -> tuple[list, list]:
+    """Dense and the methods, then FastOCR's keeps, each with its readings of all layouts."""
+    count = sum(map(len, pages.values()))
+    ways = 1 + len([*methods(policy, bench.reader.num_layers, reads, 0), *keeps])
+    task = bar.add_task("dense", total=count * ways)
+
+    def read(method: Method, layout: str) -> list[Reading]:
+        bar.update(task, description=f"{method.name}, {layout}")
+        return bench.read(method, pages[layout], lambda done: bar.advance(task, done))
+
+    dense, compared, swept = Read("dense"), {}, {}
+    for layout in pages:
+        dense.by_layout[layout] = read(Dense(), layout)
+        expected = round(float(np.mean([len(r.token_ids) for r in dense.by_layout[layout]])))
+        for table, some in (
+            (compared, methods(policy, bench.reader.num_layers, reads, expected)),
+            (swept, sweep(policy, keeps)),
+        ):
+            for method, keep in some:
+                way = table.setdefault((method.name, keep), Read(method.name, keep))
+                way.by_layout[layout] = read(method, layout)
+    return [dense, *compared.values()], list(swept.values())
 
 
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
-    parser.add_argument("--engine", type=Path, default=Path("engines/demo"), help="engine directory")
-    parser.add_argument("--pages", type=int, default=50, help="number of pages")
-    parser.add_argument("--layout", choices=sorted(LAYOUTS), default="mono", help="layout of the pages")
-    parser.add_argument("--visual-tokens", type=int, choices=sorted(SIZES), default=768, help="size of the pages")
-    parser.add_argument("--max-new-tokens", type=int, default=480, help="a page longer than this is cut")
-    parser.add_argument("--pool", type=int, default=POOL, help="eviction: neighbours that a vote counts for")
-    parser.set_defaults(threads=2)
+    add_arguments(parser, DEFAULT_LAYOUTS, pages=20)
     args = parser.parse_args()
-    count, visual_tokens, limit = (2, 64, 60) if args.quick else (args.pages, args.visual_tokens, args.max_new_tokens)
-    engine = Engine.load(args.engine, threads=args.threads)
-    session = EvictingSession(args.engine, engine.manifest, threads=args.threads, pool=args.pool)
-    evicting = Engine(engine.manifest, session, engine.tokenizer)
-    seeds = SEEDS["benchmarks"][:count]
-    pages = [generate_page(seed, args.layout, visual_tokens) for seed in seeds]
-    images, truths = [p.image for p in pages], [p.text for p in pages]
-    runs = settings(engine, evicting, args.quick)
+    bench, policy = bench_of(args)
+    pages = {layout: pages_of(layout, args.pages, args.visual_tokens) for layout in args.layouts}
+    truths = {layout: [page.text for page in some] for layout, some in pages.items()}
+    num_layers = bench.reader.num_layers
+    reads = policy.mean_visual_reads(args.visual_tokens, num_layers)
     with progress() as bar:
-        task = bar.add_task("pages", total=count * len(runs))
-        for setting in runs:
-            name = setting.name if setting.keep is None else f"{setting.name} {setting.keep:.0%}"
-            bar.update(task, description=name)
-            read(setting, images, limit, lambda pages: bar.advance(task, pages))
-    policy = engine.manifest.policy
+        compared, swept = read_all(bench, pages, policy, reads, (0.0, 0.05) if args.quick else KEEPS, bar)
+    dense, fastocr = compared[:2]
+    pooled = readable(dense, truths)
     about = (
-        f"{count} pages of layout {args.layout}, {visual_tokens} visual tokens, seeds {seeds[0]} to {seeds[-1]}, "
-        f"{sum(map(len, truths)) / count:.0f} characters a page. Policy: focal layers {list(policy.focal_layers)}, "
-        f"dense layers {list(policy.dense_layers)} of {engine.manifest.decoder.num_layers}."
+        f"{args.pages} pages of each layout ({', '.join(args.layouts)}), {args.visual_tokens} visual tokens. "
+        f"FastOCR's policy: focal layers {list(policy.focal_layers)}, dense layers {list(policy.dense_layers)} of "
+        f"{num_layers}, keep {policy.keep:.0%}. Budget: {reads:.1%} visual reads."
     )
-    columns = ["reading", "keep", "character accuracy", "retention of dense", "CER against dense output"]
-    columns += ["pages equal to dense", "visual reads"]
-    table = markdown_table(columns, [row(setting, runs[0], truths) for setting in runs])
-    report(args, "retention", header(args.threads, "rapidfuzz"), about, table)
+    over = f"Pooled over the layouts that dense reading reads at least half of: {', '.join(pooled)}."
+    heads = columns(fastocr.name)
+    table = markdown_table(heads, [row(way, dense, fastocr, truths, pooled) for way in compared])
+    curve = markdown_table(heads, [row(way, dense, fastocr, truths, pooled) for way in [dense, *swept]])
+    layouts = markdown_table(
+        ["reading", "keep", *args.layouts], by_layout([*compared, *swept], dense, truths, args.layouts)
+    )
+    note = "By layout: character error rate; retention of dense. Where dense reading fails, retention says nothing."
+    versions = header(args.threads, "torch", "transformers", "rapidfuzz")
+    keep_note = "FastOCR by keep:"
+    report(args, "retention", versions, about, over, table, keep_note, curve, note, layouts)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
