@@ -68,6 +68,7 @@ def export_engine(
     dtype: str = "fp32",
     weights: str | None = None,
     policy: FixationPolicy | None = None,
+    calibration: Mapping[str, Any] | None = None,
     keep: float | None = None,
     focal_layers: Sequence[int] | None = None,
     max_visual_tokens: int | None = None,
@@ -83,7 +84,8 @@ def export_engine(
     model: "demo", a checkpoint's folder, or a hub name. dtype: fp32, fp16 or bf16, of weights and caches.
     weights: int4 or int8 quantises the decoder's matrices, block by block; None keeps them in `dtype`.
     policy: what each layer does; keep and focal_layers change single fields of it. The default for an unknown model
-    is evenly spaced and uncalibrated, and the manifest says so.
+    is evenly spaced and uncalibrated, and the manifest says so. calibration: the record that fastocr-calibrate wrote
+    with the policy, for the manifest.
     max_visual_tokens, max_text_tokens, max_batch, prefill_chunk: the engine's limits, in tokens and pages.
     force: replace an engine that is there. progress(stage, share): called as the work goes; share is 0 to 1 or None.
 
@@ -95,13 +97,13 @@ def export_engine(
     check_output(output, force)
     report("reading the checkpoint", None)
     folder = find_checkpoint(model)
-    family, config, shapes = _read_config(folder)
+    family, config, shapes = read_config(folder)
     checkpoint = Checkpoint(folder, family.parameter_name)
     checkpoint.check(shapes)
     tokenizer = processing.load_tokenizer(folder)
     decoder, vision = family.decoder_shape(config), family.vision_shape(config)
     images = processing.image_processing(folder, vision)
-    chosen, calibration = _policy(model, decoder, policy, keep, focal_layers)
+    chosen, origin = _policy(model, decoder, policy, keep, focal_layers)
     capacities = _capacities(config, images, vision, max_visual_tokens, max_text_tokens, max_batch, prefill_chunk)
     if model == DEMO and default_prompt is None:
         default_prompt = DEMO_PROMPT
@@ -127,7 +129,7 @@ def export_engine(
         files["tokenizer"] = FileRecord.of(directory / processing.TOKENIZER_NAME)
         manifest = Manifest(
             fastocr_version=__version__,
-            model=_describe(model, folder, config, checkpoint),
+            model=describe_model(model, folder, config, checkpoint),
             dtype=dtype,
             weights=weights,
             decoder=decoder,
@@ -137,7 +139,7 @@ def export_engine(
             policy=chosen,
             **host_side,
             files=files,
-            calibration=calibration,
+            calibration=origin if calibration is None else dict(calibration),
         )
         manifest.write(directory)
     return manifest
@@ -150,7 +152,7 @@ def _check_choices(dtype: str, weights: str | None) -> None:
         raise ExportError(f"weights is {weights!r}; it must be one of {', '.join(BITS)}, or left out")
 
 
-def _read_config(folder: Path) -> tuple[Any, transformers.PreTrainedConfig, dict[str, tuple[int, ...]]]:
+def read_config(folder: Path) -> tuple[Any, transformers.PreTrainedConfig, dict[str, tuple[int, ...]]]:
     """The family's module, the config and the shapes of its parameters.
 
     ExportError where the family is unsupported or the config unusable.
@@ -281,7 +283,9 @@ def _size(shapes: Mapping[str, tuple[int, ...]], dtype: str, weights: str | None
     return int(kept * itemsize + (total - kept) * quantised)
 
 
-def _describe(model: str | Path, folder: Path, config: transformers.PreTrainedConfig, checkpoint: Checkpoint) -> dict:
+def describe_model(
+    model: str | Path, folder: Path, config: transformers.PreTrainedConfig, checkpoint: Checkpoint
+) -> dict:
     """The manifest's `model`: hashes tell whether an engine belongs to a checkpoint."""
     files = [folder / "config.json", *checkpoint.shards]
     return {

@@ -19,23 +19,25 @@ class TransformersReading(NamedTuple):
 
 
 class TransformersReader:
-    """Greedy fp32 `generate` with sdpa attention on the CPU; dense, since transformers knows no fixations.
+    """Greedy `generate` with sdpa attention on the CPU; dense, since transformers knows no fixations.
 
     Image processor, tokenizer and chat template are the checkpoint's own, so that preprocessing and prompt are
-    compared too. Raises ExportError where the checkpoint cannot be loaded.
+    compared too. dtype: fp32 or bf16. Raises ExportError where the checkpoint cannot be loaded.
     """
 
-    def __init__(self, model: Path, threads: int | None = None):
+    def __init__(self, model: Path, threads: int | None = None, dtype: str = "fp32"):
         import torch
         import transformers
         from transformers import AutoModelForImageTextToText, AutoTokenizer
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+        from .weights import DTYPES
+
         if threads is not None:
             torch.set_num_threads(threads)
         transformers.utils.logging.disable_progress_bar()  # loading takes a moment, and stderr is for errors
         try:
-            self.model = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
+            self.model = AutoModelForImageTextToText.from_pretrained(model, dtype=DTYPES[dtype]).eval()
             self.image_processor = Qwen2VLImageProcessorPil.from_pretrained(model)
             self.tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ scored with the selection that the last focal layer made one step earlier, as de
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,21 +112,28 @@ class MassRecorder:
             raise FastOCRError("a page without visual tokens cannot be calibrated on; give pages with an image")
         self._pairs += bool(self._last)
         mass = mass.astype(np.float64) / mass.shape[1]  # so that sums over KV heads are shares of the softmax
+        rows = mass.reshape(self.num_layers, -1).T
         for (keep, per_head), sums in self._sums.items():
             size = self._sizes[keep].num_fixations(mass.shape[2])
             chosen = select(mass if per_head else mass.sum(1, keepdims=True), size)
             chosen = np.broadcast_to(chosen, mass.shape)
-            same = np.einsum("igv,jgv->ij", chosen, mass)
+            same = chosen.reshape(self.num_layers, -1) @ rows
             sums["same"] += same
             sums["own"] += same.diagonal()
             if (last := self._last.get((keep, per_head))) is not None:
-                sums["previous"] += np.einsum("igv,jgv->ij", last, mass)
+                sums["previous"] += last.reshape(self.num_layers, -1) @ rows
                 sums["overlap"] += (last & chosen).sum((1, 2)) / np.maximum(1, chosen.sum((1, 2)))
             self._last[keep, per_head] = chosen
         self.steps += 1
         self._visual += mass.sum((1, 2))
         self._importance += importance
         self._tokens += mass.shape[2]
+
+    def add(self, other: MassRecorder) -> None:
+        """Count another recorder's steps too, of the same model and keeps: pages read side by side have one each."""
+        mine, theirs = self.state(), other.state()
+        _check_alike(mine, theirs)
+        self.restore({name: mine[name] + theirs[name] for name in mine})
 
     def result(self, keep: float, per_kv_head: bool) -> RecoveredMass:
         """The means so far. FastOCRError where no page had two steps: then nothing is known of the step before."""
@@ -160,14 +168,17 @@ class MassRecorder:
 
     def restore(self, arrays: dict[str, Array]) -> None:
         """Go on from `state`. FastOCRError where it belongs to another number of layers or other keeps."""
-        mine = self.state()
-        if {k: v.shape for k, v in mine.items()} != {k: np.shape(v) for k, v in arrays.items()}:
-            raise FastOCRError("the recorded sums are of another model or of other keeps; begin the calibration anew")
+        _check_alike(self.state(), arrays)
         for (keep, per_head), sums in self._sums.items():
             for name in sums:
                 sums[name] = np.array(arrays[f"{keep!r}/{int(per_head)}/{name}"])
         self._visual, self._importance = np.array(arrays["visual"]), np.array(arrays["importance"])
         self.steps, self._pairs, self._tokens = int(arrays["counts"][0]), int(arrays["counts"][1]), arrays["counts"][2]
+
+
+def _check_alike(mine: dict[str, Array], theirs: dict[str, Array]) -> None:
+    if {name: np.shape(a) for name, a in mine.items()} != {name: np.shape(a) for name, a in theirs.items()}:
+        raise FastOCRError("the recorded sums are of another model or of other keeps; begin the calibration anew")
 
 
 def select(mass: Array, size: int) -> NDArray[np.bool_]:
@@ -243,3 +254,19 @@ def frontier(recorder: MassRecorder, most_focal: int = 5) -> list[Choice]:
         if count <= recorder.num_layers - len(dense)
     ]
     return sorted(choices, key=lambda choice: (choice.reads, -choice.recovered))
+
+
+def pareto(choices: Sequence[Choice]) -> list[Choice]:
+    """Those of `frontier` that recover more than every cheaper one, by rising reads."""
+    best: list[Choice] = []
+    for choice in sorted(choices, key=lambda choice: (choice.reads, -choice.recovered)):
+        if not best or choice.recovered > best[-1].recovered:
+            best.append(choice)
+    return best
+
+
+def candidates(choices: Sequence[Choice], least_recovered: float, most: int) -> list[Choice]:
+    """What is worth decoding with: the cheapest `most` of the Pareto front that recover at least `least_recovered`
+    (0 to 1); where none does, the one that recovers most."""
+    front = pareto(choices)
+    return [choice for choice in front if choice.recovered >= least_recovered][:most] or front[-1:]

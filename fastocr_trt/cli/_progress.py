@@ -11,13 +11,14 @@ class PageProgress:
     """A bar over the pages; where text streams to the same terminal, only a line until the text begins.
 
     Nothing is shown where `console` is no terminal or `shown` is False. total: pages, None where not known.
+    label: what stands before the bar.
     """
 
-    def __init__(self, console: Console, total: int | None, shown: bool, streams: bool) -> None:
+    def __init__(self, console: Console, total: int | None, shown: bool, streams: bool, label: str = "pages") -> None:
         visible = shown and console.is_terminal
         self._status = Status("", console=console) if visible and streams else None
         self._bar = Progress(
-            TextColumn("pages"),
+            TextColumn(label),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

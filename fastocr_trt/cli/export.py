@@ -84,15 +84,25 @@ def default_directory(model: str) -> Path:
     return Path("engines") / (Path(model).resolve().name if Path(model).exists() else model.rstrip("/").split("/")[-1])
 
 
-def read_policy(path: Path) -> FixationPolicy:
-    """The policy in a JSON file; FastOCRError where it is not one."""
+def read_policy(path: Path) -> tuple[FixationPolicy, dict | None]:
+    """The policy in a JSON file, and the record of its calibration where fastocr-calibrate wrote it.
+
+    FastOCRError where the file holds neither a policy's fields nor {"policy": ..., "calibration": ...}.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FastOCRError(f"there is no policy file {path}") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise FastOCRError(f"the policy file {path} is not readable JSON ({error})") from None
-    return FixationPolicy.from_dict(data)
+    if not isinstance(data, dict) or "policy" not in data:
+        return FixationPolicy.from_dict(data), None
+    unknown = sorted(set(data) - {"policy", "calibration"})
+    record = data.get("calibration")
+    if unknown or not isinstance(record, dict | None):
+        what = f"has unknown fields {unknown}" if unknown else "has a calibration that is no JSON object"
+        raise FastOCRError(f"the policy file {path} {what}; give the file as fastocr-calibrate wrote it")
+    return FixationPolicy.from_dict(data["policy"]), record
 
 
 def describe_policy(policy: FixationPolicy) -> str:
@@ -267,7 +277,7 @@ def _command(options: argparse.Namespace) -> int:
             f"--weights {options.weights} is for ONNX Runtime: no engine of {' or '.join(backends)} is built of it; "
             "leave out --weights, or --backend"
         )
-    policy = read_policy(options.policy) if options.policy else None
+    policy, calibration = read_policy(options.policy) if options.policy else (None, None)
     output = options.output or default_directory(options.model)
     export_engine = common.import_exporter()
     prepared = _prepare(options, backends)  # what is missing is told before minutes are spent on an export
@@ -276,6 +286,7 @@ def _command(options: argparse.Namespace) -> int:
         "max_visual_tokens": options.max_visual_tokens,
         "max_text_tokens": options.max_text_tokens,
         "max_batch": options.max_batch,
+        "calibration": calibration,
         "keep": options.keep,
         "focal_layers": options.focal_layers,
         "default_prompt": options.prompt,
@@ -293,6 +304,12 @@ def _command(options: argparse.Namespace) -> int:
             force=options.force,
             progress=progress,
             **{name: value for name, value in given.items() if value is not None},
+        )
+    measured = calibration.get("model") if calibration else None
+    if isinstance(measured, dict) and measured.get("files") != manifest.model["files"]:
+        common.warn(
+            f"{options.policy} was calibrated on another checkpoint than {options.model}, and policies do not carry "
+            "over: calibrate this one with fastocr-calibrate"
         )
     built = _build(options, output, prepared)
     print("\n".join([summary(manifest, output, time.perf_counter() - started), *built]))

@@ -1,0 +1,152 @@
+"""Pages to calibrate on, with their texts where there are any: files, or the demo's generated pages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from PIL import Image
+
+from ..demo.pages import SEEDS, generate_page
+from ..errors import FastOCRError
+from ..runtime.documents import count_pages, iter_pages, list_files
+
+MAX_ASPECT_RATIO = 200  # longer strips are refused by the checkpoint's image processor
+
+
+class CalibrationPage(NamedTuple):
+    """name: for people; digest: of the image's pixels, the page's name in the record; text: what it says, if known."""
+
+    name: str
+    digest: str
+    text: str | None
+    image: Image.Image
+
+
+class Pages(Protocol):
+    """Pages that can be gone through again and again, one image in memory at a time."""
+
+    about: dict
+    """What goes into the policy's record: where the pages come from."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[CalibrationPage]: ...
+
+
+@dataclass(frozen=True)
+class GeneratedPages:
+    """`count` pages of the seeds kept for calibration, the layouts in turn; their texts are known."""
+
+    count: int = 24
+    layouts: Sequence[str] = ("mono",)
+    visual_tokens: int = 768
+
+    def __post_init__(self) -> None:
+        if self.count > len(SEEDS["calibration"]):
+            raise FastOCRError(
+                f"{self.count} pages are too many; {len(SEEDS['calibration'])} seeds are kept for calibration"
+            )
+        generate_page(SEEDS["calibration"][0], self.layouts[0], self.visual_tokens)  # tells a size that is none
+
+    @property
+    def about(self) -> dict:
+        seeds = SEEDS["calibration"][: self.count]
+        return {
+            "source": "generated",
+            "layouts": list(self.layouts),
+            "visual_tokens": self.visual_tokens,
+            "seeds": [seeds[0], seeds[-1]],
+        }
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[CalibrationPage]:
+        for number, seed in enumerate(SEEDS["calibration"][: self.count]):
+            layout = self.layouts[number % len(self.layouts)]
+            page = generate_page(seed, layout, self.visual_tokens)
+            yield CalibrationPage(f"{layout} {seed}", digest(page.image), page.text, page.image)
+
+
+class FolderPages:
+    """The images, PDFs and TIFFs of a folder.
+
+    The text of `scan.png` is `scan.txt`, that of page 3 of a `scan.pdf` of several pages `scan-3.txt`, in `texts`
+    or, where that is None, beside the pages; UTF-8. dpi: resolution at which PDF pages are drawn. warn: told of a
+    page that is left out, once. Raises FastOCRError where there is no page, or no text in `texts` that belongs to one.
+    """
+
+    def __init__(self, folder: Path, texts: Path | None, dpi: float, warn: Callable[[str], None]) -> None:
+        if not folder.is_dir():
+            raise FastOCRError(f"--pages {folder} is not a folder; give a folder of images, PDFs or TIFFs")
+        self._files = list_files(folder)
+        if not self._files:
+            raise FastOCRError(f"--pages {folder} holds no page: none of its files is an image, a PDF or a TIFF")
+        if texts is not None and not texts.is_dir():
+            raise FastOCRError(f"--texts {texts} is not a folder; give a folder with a NAME.txt for each page")
+        self._count = count_pages(self._files)
+        self._dpi = dpi
+        self._texts = folder if texts is None else texts
+        self._warn = warn
+        self._told: set[str] = set()
+        if texts is not None:
+            self._check_texts()
+
+    @property
+    def about(self) -> dict:
+        return {"source": "files", "files": [path.name for path in self._files], "dpi": self._dpi}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[CalibrationPage]:
+        for page in iter_pages(self._files, dpi=self._dpi):
+            for note in page.notes:
+                self._tell(note)
+            if page.error is not None:
+                self._tell(f"{page.error}; the page is left out")
+                continue
+            width, height = page.image.size
+            if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+                self._tell(f"{page.name}: {width} x {height} pixels is too long a strip; the page is left out")
+                continue
+            text = self._text(page.source, page.index, page.count)
+            yield CalibrationPage(page.name, digest(page.image), text, page.image)
+
+    def _text(self, source: Path, index: int, count: int) -> str | None:
+        path = self._texts / _text_name(source, index, count)
+        try:
+            return path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            raise FastOCRError(f"{path} is not UTF-8 text; save it as UTF-8 or take it away") from None
+
+    def _check_texts(self) -> None:
+        """FastOCRError where not one text is a page's: then --texts is the wrong folder."""
+        there = {path.name for path in self._texts.iterdir() if path.suffix == ".txt"}
+        several = {name for path in self._files for name in there if name.startswith(f"{path.stem}-")}
+        single = {f"{path.stem}.txt" for path in self._files} & there
+        if not single | several:
+            raise FastOCRError(
+                f"no text in {self._texts} belongs to a page: name them like the pages, "
+                f"{_text_name(self._files[0], 1, 1)} for {self._files[0].name}"
+            )
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._warn(text)
+
+
+def digest(image: Image.Image) -> str:
+    """A name for an image's pixels: 32 hex characters."""
+    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()[:32]
+
+
+def _text_name(source: Path, index: int, count: int) -> str:
+    return f"{source.stem}.txt" if count == 1 else f"{source.stem}-{index}.txt"

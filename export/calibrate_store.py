@@ -1,0 +1,98 @@
+"""What a calibration has read so far, in one file, so that a run that was stopped goes on by page."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..calibration import MassRecorder
+from ..errors import FastOCRError
+from ..fixation import FixationPolicy
+from .masked_reading import Reading
+
+VERSION = 1
+WAY_OUT = "give --fresh to begin anew, or another -o"
+
+
+class CalibrationStore:
+    """Dense readings with their recorded sums, and the readings of each policy that was tried, by page digest.
+
+    head: what the readings depend on (model, prompt, sizes), by name. An existing file with another head, or a damaged
+    one, is a FastOCRError; with `fresh` it is written over. The file is replaced whole by `save`. It holds the pages'
+    texts as they were read.
+    """
+
+    def __init__(self, path: Path, head: Mapping[str, Any], fresh: bool = False) -> None:
+        self.path = path
+        self._head = json.loads(json.dumps({"version": VERSION, **head}))  # as it will be read back
+        self._dense: dict[str, Reading] = {}
+        self._sums: dict[str, dict[str, np.ndarray]] = {}
+        self._tried: dict[str, dict[str, Reading]] = {}
+        if not fresh and path.exists():
+            self._load()
+
+    def has_dense(self, page: str) -> bool:
+        return page in self._dense
+
+    def dense(self, page: str) -> Reading:
+        return self._dense[page]
+
+    def sums(self, page: str) -> dict[str, np.ndarray]:
+        """As MassRecorder.state gave them."""
+        return self._sums[page]
+
+    def add_dense(self, page: str, reading: Reading, recorder: MassRecorder) -> None:
+        self._dense[page], self._sums[page] = reading, recorder.state()
+
+    def tried(self, policy: FixationPolicy) -> dict[str, Reading]:
+        """The policy's readings by page, to read and to add to."""
+        return self._tried.setdefault(json.dumps(policy.to_dict(), sort_keys=True), {})
+
+    def save(self) -> None:
+        """Replace the file, whole."""
+        content = {
+            "head": self._head,
+            "dense": {page: asdict(reading) for page, reading in self._dense.items()},
+            "tried": {
+                policy: {page: asdict(reading) for page, reading in readings.items()}
+                for policy, readings in self._tried.items()
+            },
+        }
+        arrays = {f"{page}/{name}": array for page, sums in self._sums.items() for name, array in sums.items()}
+        arrays["content"] = np.frombuffer(json.dumps(content).encode(), np.uint8)
+        part = self.path.with_name(self.path.name + ".part")
+        try:
+            with part.open("wb") as file:
+                np.savez(file, **arrays)
+            part.replace(self.path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _load(self) -> None:
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                content = json.loads(file["content"].tobytes())
+                head = content["head"]
+                other = [name for name in self._head if name not in head or head[name] != self._head[name]]
+                if not other:
+                    self._dense = {page: Reading(**data) for page, data in content["dense"].items()}
+                    self._tried = {
+                        policy: {page: Reading(**data) for page, data in readings.items()}
+                        for policy, readings in content["tried"].items()
+                    }
+                    self._sums = {page: {} for page in self._dense}
+                    for name in file.files:
+                        page, _, rest = name.partition("/")
+                        if rest:
+                            self._sums[page][rest] = file[name]
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
+            raise FastOCRError(f"{self.path} is not a readable record of a calibration; {WAY_OUT}") from None
+        if other:
+            names = ", ".join(name.replace("_", " ") for name in other)
+            raise FastOCRError(f"{self.path} is the record of a calibration with other settings ({names}); {WAY_OUT}")
