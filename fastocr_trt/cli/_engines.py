@@ -87,10 +87,16 @@ def check_machine_options(backend: str, provider: str | None) -> str:
 
 
 def load_engine(
-    directory: Path | None, provider: str | None = None, threads: int | None = None, backend: str = "auto"
+    directory: Path | None,
+    provider: str | None = None,
+    threads: int | None = None,
+    backend: str = "auto",
+    trace: bool = False,
 ) -> Engine:
-    """The engine of `find_engine`, loaded; options as `add_machine_options` has them."""
+    """The engine of `find_engine`, loaded; options as `add_machine_options` has them, trace as in `Engine.load`."""
     from ..runtime import Engine
 
     backend = check_machine_options(backend, provider)
-    return Engine.load(find_engine(directory), providers=(provider or "cpu",), threads=threads, backend=backend)
+    return Engine.load(
+        find_engine(directory), providers=(provider or "cpu",), threads=threads, backend=backend, trace=trace
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..runtime.results import ParseResult
+    from ..runtime.trace import Trace
 
 SCHEMA = "fastocr-parse/1"
 
@@ -26,9 +27,12 @@ class PageRecord:
     mean_visual_reads: float | None = None
     tokens: int | None = None
     timings: dict[str, float] | None = None
+    trace: str | None = None
+    words: list[dict[str, Any]] | None = None
 
     @classmethod
-    def of(cls, source: str, page: int, result: ParseResult) -> PageRecord:
+    def of(cls, source: str, page: int, result: ParseResult, trace: str | None = None) -> PageRecord:
+        """trace: the file of the page's trace, where one was written; then the words have their places."""
         timings = {**asdict(result.timings), "decode_tokens_per_second": result.timings.decode_tokens_per_second}
         return cls(
             source=source,
@@ -40,10 +44,28 @@ class PageRecord:
             mean_visual_reads=round(result.mean_visual_reads, 6),
             tokens=len(result.token_ids),
             timings={name: round(value, 6) for name, value in timings.items()},
+            trace=trace,
+            words=None if trace is None else _words(result.trace),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if self.trace is None:  # the fields of a page that was not traced
+            del data["trace"], data["words"]
+        return data
+
+
+def _words(trace: Trace) -> list[dict[str, Any]]:
+    from ..runtime.provenance import read_words
+
+    words = []
+    for word in read_words(trace):
+        data = asdict(word)
+        data["image"] += 1
+        data["box"] = None if word.box is None else [round(edge, 1) for edge in word.box]
+        data["confidence"], data["probability"] = round(word.confidence, 4), round(word.probability, 4)
+        words.append(data)
+    return words
 
 
 @dataclass

@@ -17,6 +17,7 @@ from ._engines import add_machine_options, check_machine_options, find_engine, l
 from ._output import TextWriter, Writer, make_writer
 from ._progress import PageProgress
 from ._records import PageRecord, Summary
+from ._traces import TraceFolder
 
 if TYPE_CHECKING:
     from ..runtime import Engine
@@ -31,14 +32,23 @@ EXAMPLES = """\
   fastocr-parse scan.pdf --pages 1-3,7 --dpi 150 -o scan.txt
   fastocr-parse scans/ --format json -o texts/ --engine engines/qwen
   fastocr-parse page.png --mode dense
+  fastocr-parse page.png --format json --trace traces/
 """
 
 
 class Reader:
     """Reads pages with one engine and hands each record on as soon as it is there."""
 
-    def __init__(self, engine: Engine, options: argparse.Namespace, writer: Writer, progress: PageProgress):
+    def __init__(
+        self,
+        engine: Engine,
+        options: argparse.Namespace,
+        writer: Writer,
+        progress: PageProgress,
+        traces: TraceFolder | None = None,
+    ):
         self.engine = engine
+        self.traces = traces
         self.writer = writer
         self.progress = progress
         self.summary = Summary()
@@ -88,7 +98,7 @@ class Reader:
             self._fail(page, str(error))
             return
         if live:
-            self._count(page.name, PageRecord.of(str(page.source), page.index, result), 1)
+            self._count(page.name, self._record(page, result), 1)
         else:
             self._deliver(page, result, 1)
 
@@ -114,9 +124,14 @@ class Reader:
         return stream.result
 
     def _deliver(self, page: Page, result, share: int) -> None:
-        record = PageRecord.of(str(page.source), page.index, result)
+        record = self._record(page, result)
         self.writer.page(record)
         self._count(page.name, record, share)
+
+    def _record(self, page: Page, result) -> PageRecord:
+        source = str(page.source)
+        trace = None if self.traces is None else str(self.traces.save(result.trace, source, page.index))
+        return PageRecord.of(source, page.index, result, trace)
 
     def _count(self, where: str, record: PageRecord, share: int) -> None:
         self.summary.add(record, share)
@@ -203,6 +218,12 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument(
         "-o", "--output", metavar="FILE|DIR/", help="a file, or a folder with a file per input (default: stdout)"
     )
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="DIR",
+        help="write what the model looked at, a file a page for fastocr-trace; JSON then has the words' boxes",
+    )
     output.add_argument("--quiet", action="store_true", help="no progress and no summary; warnings and errors stay")
 
     machine = parser.add_argument_group("machine")
@@ -227,13 +248,15 @@ def _command(options: argparse.Namespace) -> int:
     console = common.stderr_console()
     directory = find_engine(options.engine, options.quiet)  # may export the demo, and shows that by itself
     with console.status("loading the engine") if console.is_terminal and not options.quiet else nullcontext():
-        engine = load_engine(directory, options.provider, options.threads, options.backend)
+        traced = options.trace is not None
+        engine = load_engine(directory, options.provider, options.threads, options.backend, traced)
     if options.batch > (room := engine.manifest.capacities.max_batch):
         raise FastOCRError(f"--batch {options.batch} exceeds this engine's {room}; export it with --max-batch")
+    traces = TraceFolder(options.trace) if traced else None
     writer = make_writer(options.output, options.format, head(engine, options), list_files(options.inputs))
     streams = options.output is None and sys.stdout.isatty() and options.format == "text"
     progress = PageProgress(console, total, not options.quiet, streams)
-    reader = Reader(engine, options, writer, progress)
+    reader = Reader(engine, options, writer, progress, traces)
     complete, quiet = False, options.quiet
     try:
         with progress:

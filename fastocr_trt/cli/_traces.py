@@ -1,0 +1,43 @@
+"""The folder that fastocr-parse --trace writes: a file a page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ._files import AtomicFile, cannot_write
+
+if TYPE_CHECKING:
+    from ..runtime.trace import Trace
+
+
+class TraceFolder:
+    """Files named after a page's source, SOURCE.pN.npz; sources of one name get numbers: scan, scan-2.
+
+    A file of an earlier run is replaced. FastOCRError, at once, where the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._stems: dict[str, str] = {}
+        AtomicFile(folder / "trace").discard()
+
+    def save(self, trace: Trace, source: str, page: int) -> Path:
+        """Write the trace of `page` of `source`; where it is then."""
+        path = self.folder / f"{self._stem(source)}.p{page}.npz"
+        readable = source.encode("utf-8", "backslashreplace").decode("utf-8")
+        try:
+            replace(trace, source=readable, page=page).save(path)
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        return path
+
+    def _stem(self, source: str) -> str:
+        if source not in self._stems:
+            plain, number = Path(source).stem, 2
+            name = plain
+            while name in self._stems.values():
+                name, number = f"{plain}-{number}", number + 1
+            self._stems[source] = name
+        return self._stems[source]
