@@ -21,6 +21,7 @@ from .results import ParseResult
 from .sampling import Sampler
 from .session import Session
 from .stopwatch import Stopwatch
+from .trace_recorder import TraceRecorder
 from .vision_layout import vision_layout
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class BatchRun:
         self._progress = progress
         self._first_page = first_page
         self._watch = Stopwatch()
+        self._recorder: TraceRecorder | None = None
 
     def steps(self) -> Iterator[int]:
         """Read the batch; yields the number of decode steps so far after every token."""
@@ -73,12 +75,16 @@ class BatchRun:
         k = [policy.num_fixations(v, reading.keep) for v in self.visual_tokens]
         session.begin(np.concatenate(embeds), np.array(k, np.int64))
         offsets = np.cumsum([0, *self.visual_tokens[:-1]]).tolist()
+        if hasattr(session, "focal_masses"):
+            self._recorder = TraceRecorder(manifest, session, self._prepared, k)
         pad = manifest.generation.pad_token_id
         prefill(session, prompts, offsets, manifest.capacities.prefill_chunk, pad, self._progress)
         watch.mark("prefill")
         stops = manifest.generation.stop_token_ids
         for steps in decode(session, self.pages, stops, reading.mode, sampler, policy.refresh_every):
             self._decode_steps = steps
+            if self._recorder is not None:
+                self._recorder.record(self.pages)
             watch.mark("decode")
             yield steps
 
@@ -89,7 +95,9 @@ class BatchRun:
         timings = self._watch.timings(self._decode_steps)
         policy, layers = self.manifest.policy, self.manifest.decoder.num_layers
         results = []
-        for page, images, visual in zip(self.pages, self._prepared, self.visual_tokens, strict=True):
+        for number, (page, images, visual) in enumerate(
+            zip(self.pages, self._prepared, self.visual_tokens, strict=True)
+        ):
             reads = 1.0
             if self.reading.mode == "fast":
                 reads = policy.mean_visual_reads(visual, layers, self.reading.keep)
@@ -98,7 +106,10 @@ class BatchRun:
                     reads += dense * (1 - reads)
             text = self.tokenizer.decode(page.token_ids, skip_special_tokens=True)
             shrunk = any(i.resized_to_fit for i in images)
-            results.append(ParseResult(text, page.token_ids, page.finish_reason, timings, visual, reads, shrunk))
+            trace = None
+            if self._recorder is not None:
+                trace = self._recorder.trace(number, page, text, self.reading.mode, self.tokenizer)
+            results.append(ParseResult(text, page.token_ids, page.finish_reason, timings, visual, reads, shrunk, trace))
         return results
 
 

@@ -38,6 +38,10 @@ class TwoBankCache:
         for (layer, bank), buffer in self._buffers.items():
             yield f"{layer}.{bank}", buffer.value
 
+    def array(self, layer: int, bank: str) -> np.ndarray | None:
+        """The memory of one of BANKS, [B,KV,VCAP or TCAP,D]; None on a device."""
+        return self._buffers[layer, bank].array
+
     def touch(self, kind: str, rows: int) -> None:
         """Remember that the bank of `kind` was written up to `rows`."""
         self._touched[kind] = max(self._touched[kind], min(rows, self.rows[kind]))

@@ -44,6 +44,7 @@ class Engine:
         verify: bool = False,
         share_weights: bool | None = None,
         backend: str = "auto",
+        trace: bool = False,
     ) -> Engine:
         """Load `directory`, written by `fastocr-export`.
 
@@ -51,7 +52,8 @@ class Engine:
         that fit this machine's library and GPU, else ONNX Runtime. verify: hash large files too.
         Of ONNX Runtime alone: providers, the first one that it has here is used (`cpu`, `cuda`); threads of one graph
         call, None lets it choose; share_weights, keep one copy of the weights for all graphs (batches are slower), None
-        does so for large unquantised models. Raises EngineError with the way to rebuild.
+        does so for large unquantised models. trace: record what the model looks at, in every `ParseResult.trace`; on
+        ONNX Runtime's CPU provider only. Raises EngineError with the way to rebuild.
         """
         from .backend import choose_backend, open_onnxruntime, open_tensorrt
 
@@ -63,6 +65,11 @@ class Engine:
         manifest = Manifest.read(directory)
         manifest.check_files(directory, hash_up_to=None if verify else HASHED_ON_LOAD)
         tokenizer = load_tokenizer(directory / manifest.files["tokenizer"].file)
+        if trace:
+            from .trace_session import open_traced
+
+            session = open_traced(directory, manifest, providers, threads, share_weights, backend)
+            return cls(manifest, session, tokenizer)
         chosen = choose_backend(directory, manifest, backend)
         if chosen == "onnxruntime":
             session = open_onnxruntime(directory, manifest, providers, threads, share_weights)

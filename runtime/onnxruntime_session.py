@@ -55,7 +55,7 @@ class OnnxRuntimeSession:
             path = self._directory / self.manifest.files[name].file
             try:
                 options = _options(self._threads, self._share_weights, reuse=name != "vision")
-                session = ort.InferenceSession(str(path), options, providers=[self._provider])
+                session = self._create(name, path, options)
             except Exception as error:  # ONNX Runtime raises a dozen unrelated types
                 raise EngineError(f"ONNX Runtime cannot load {path}: {_first_line(error)}; {REBUILD}") from error
             _check_graph(name, session, self.manifest, path)
@@ -63,6 +63,9 @@ class OnnxRuntimeSession:
             self._inputs[name] = [i.name for i in session.get_inputs()]
             self._outputs[name] = [o.name for o in session.get_outputs()]
         return self._graphs[name]
+
+    def _create(self, name: str, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+        return ort.InferenceSession(str(path), options, providers=[self._provider])
 
     def encode_image(
         self,
@@ -214,7 +217,7 @@ class OnnxRuntimeSession:
         targets = {f"next_{field}": after[field] for field in (*STEP_INPUTS, "fixation")}
         targets |= {"fixation": after["fixation"], "logits": self._logits}
         for output in self._outputs[name]:
-            if not output.startswith("present."):
+            if output in targets:
                 binding.bind_ortvalue_output(output, targets[output].value)
         return binding
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .decode import FinishReason
+
+if TYPE_CHECKING:
+    from .trace import Trace
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class ParseResult:
     visual_tokens: rows the page takes in the visual bank.
     mean_visual_reads: share of them that a decode step read, mean over layers and steps; 1.0 is dense.
     resized_to_fit: the page was made smaller than the model wanted, because the engine holds fewer visual tokens.
+    trace: what the model looked at, where the engine was loaded with trace=True.
     """
 
     text: str
@@ -48,3 +53,4 @@ class ParseResult:
     visual_tokens: int
     mean_visual_reads: float
     resized_to_fit: bool
+    trace: Trace | None = field(default=None, repr=False, compare=False)
