@@ -1,5 +1,6 @@
 """The benchmarks run, and what they compare computes the same thing. No timing decides anything here."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -23,6 +24,19 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """As `run`, but in this process, where torch has been imported already."""
+
+    def call(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        module = importlib.import_module(name)
+        module.run(module.main)
+        return capsys.readouterr().out
+
+    return call
+
+
 def cells(output: str, first: str) -> list[str]:
     """The cells of the first row of a Markdown table that starts with `first`."""
     line = next(line for line in output.splitlines() if line.startswith(f"| {first}"))
@@ -36,13 +50,88 @@ def test_attention_stack_runs():
     assert cells(output, "256 / 64")[3].endswith("x")
 
 
-def test_retention_runs_and_shows_the_method_holding(demo_engine_dir):
-    output = run("retention.py", "--engine", str(demo_engine_dir))
-    assert cells(output, "dense")[3].startswith("100.0%")
-    held, control = cells(output, "FastOCR | 5%"), cells(output, "FastOCR | 0%")
-    evicted = cells(output, "eviction at prefill | 5%")
-    retention = [float(row[3].split("%")[0]) for row in (held, control, evicted)]
-    assert retention[0] > 90 > 70 > max(retention[1:])
+def test_retention_runs_and_shows_the_method_holding(here, tmp_path):
+    pytest.importorskip("torch")
+    output = here("retention", "--quick", "--cache", str(tmp_path / "readings.sqlite"))
+    assert cells(output, "dense")[6].startswith("100.0%")
+    names = ("FastOCR | 5%", "FastOCR | 0%", "eviction after prefill (SnapKV)", "random rows")
+    held, *others = (float(cells(output, name)[6].split("%")[0]) for name in names)
+    assert held > 90 > 80 > max(others)
+    reads = [float(cells(output, name)[2].rstrip("%")) for name in (names[0], *names[2:])]
+    assert max(reads) - min(reads) < 1
+
+
+def test_ablations_and_adaptive_run_and_share_readings(here, tmp_path):
+    pytest.importorskip("torch")
+    cache = ("--quick", "--cache", str(tmp_path / "readings.sqlite"))
+    output = here("ablations", *cache)
+    assert "batches of 8: 2 of 2" in output
+    assert cells(output, "dense")[6].startswith("100.0%")
+    output = here("adaptive", *cache)
+    adaptive = cells(output, "covered mass 50%")
+    assert float(adaptive[2].rstrip("%")) == pytest.approx(float(adaptive[3].rstrip("%")), abs=2)
+    assert adaptive[-1] in ("wins", "loses", "no difference")
+
+
+def test_a_reading_is_made_once_for_a_method_and_its_settings(tmp_path):
+    pytest.importorskip("torch")
+    from _methods_eviction import SnapKV, Window
+    from _reading import Bench, pages_of
+
+    from fastocr_trt.export.masked_reading import Reading
+
+    class Reader:
+        read_pages = 0
+
+        def read(self, images, prompt, method, max_new_tokens):
+            if self.read_pages >= 3:
+                raise KeyboardInterrupt
+            self.read_pages += len(images)
+            return [
+                Reading(f"{method.name} {method.keep} {image.size}", [1, 2], mean_visual_reads=0.5) for image in images
+            ]
+
+    pages = pages_of("mono", 3, 64)
+    done = []
+
+    def bench(reader):
+        made = Bench("demo", "OCR:\n", 10, batch=2, threads=1, cache=tmp_path / "a" / "readings.sqlite")
+        made.reader = reader
+        return made
+
+    first = bench(Reader()).read(SnapKV(0.5), pages, done.append)
+    assert done == [0, 2, 1]
+    used = Reader()
+    assert bench(used).read(SnapKV(0.5), pages, done.append) == first and used.read_pages == 0
+    for other in (SnapKV(0.25), Window(0.5)):
+        assert [r.text for r in bench(Reader()).read(other, pages, done.append)] != [r.text for r in first]
+    stopped = Reader()
+    stopped.read_pages = 1
+    with pytest.raises(KeyboardInterrupt):
+        bench(stopped).read(Window(0.75), pages, done.append)
+    rest = Reader()
+    bench(rest).read(Window(0.75), pages, done.append)
+    assert rest.read_pages == 1  # the first two were kept
+
+
+def test_lines_are_counted_in_order_and_differences_by_page():
+    from _scores import error_difference, exact_lines
+
+    assert exact_lines(["a\nb\nx", "d"], ["a\nb\nc", "d"]) == 3 / 4
+    assert exact_lines(["b\na"], ["a\nb"]) == 1 / 2
+    truths = ["abcd", "efgh"]
+    difference = error_difference(["abXX", "efgh"], ["abcd", "efgX"], truths)
+    assert difference.value == 1 / 8 and difference.low == -0.25 and difference.high == 0.5
+
+
+@pytest.mark.parametrize("name", ["retention", "adaptive", "ablations"])
+def test_a_mistaken_option_is_one_sentence(name, here, tmp_path):
+    pytest.importorskip("torch")
+    policy = tmp_path / "policy.json"
+    policy.write_text('{"focal_layers": [9]}')
+    with pytest.raises(SystemExit) as stop:
+        here(name, "--policy", str(policy), "--cache", str(tmp_path / "readings.sqlite"))
+    assert str(stop.value).startswith("error: the policy names layers [9]") and "6 layers" in str(stop.value)
 
 
 def test_every_form_of_the_attention_stack_computes_the_same():
@@ -69,19 +158,6 @@ def test_every_form_of_the_attention_stack_computes_the_same():
     for name in ("whole", "every row fixated", "joined"):
         np.testing.assert_allclose(results[name], results["sliced"], atol=1e-5)
     assert np.abs(results["a tenth fixated"] - results["sliced"]).max() > 1e-2
-
-
-def test_votes_for_eviction_are_softmax_mass_of_the_prompt():
-    """One query row by hand: two visual keys, its own text key; another row sees one text key less."""
-    from _eviction import visual_votes
-
-    visual_key = np.array([[[1.0, 0.0], [0.0, 1.0]]])
-    text_key = np.zeros((1, 2, 2))
-    query = np.array([[[2.0, 0.0], [0.0, 3.0]]])
-    first = np.exp([2.0, 0.0, 0.0])
-    second = np.exp([0.0, 3.0, 0.0, 0.0])
-    wanted = first[:2] / first.sum() + second[:2] / second.sum()
-    np.testing.assert_allclose(visual_votes(query, visual_key, text_key, 1.0)[0], wanted)
 
 
 def test_results_replace_their_own_section_only(tmp_path):
