@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import dataclass
 from importlib import import_module
@@ -77,6 +78,7 @@ class Engines:
         trt = library.trt
         self._library = library
         self._log = _make_log(trt)
+        self._log.because()  # what another session left there is not this one's
         if record.plugin_version is not None:
             load_plugin(trt)
         self._runtime = trt.Runtime(self._log)
@@ -162,7 +164,10 @@ class Engines:
         self._runtime = None
 
 
+@functools.cache
 def _make_log(trt: Any) -> Any:
+    """One logger a process: TensorRT keeps a pointer to the first it is given, which would outlive its session."""
+
     class Log(trt.ILogger):
         """TensorRT's log in Python's; the first of several errors, which names the cause, is kept for our sentence."""
 

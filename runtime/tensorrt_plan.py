@@ -276,10 +276,13 @@ class Plan:
         return TOKENS_HEAD + self.batch * ITEM_SIZE["int64"]
 
     def check_tensors(self, engine: str, tensors: Iterable[TensorRecord]) -> None:
-        """EngineError where a decoder engine's tensor has another dtype or other fixed sizes than the manifest says.
+        """EngineError where an engine's tensor has another dtype or other fixed sizes than the manifest says.
 
         Bound as they are, such tensors would be read and written beyond their buffers.
         """
+        if engine == "vision":
+            self._check_vision(tensors)
+            return
         chunk = self._capacities.prefill_chunk
         embeds = self.batch * self._capacities.max_visual_tokens
         most = Sizes(self.batch, chunk, self._capacities.max_visual_tokens, *self.bank_rows.values(), embeds)
@@ -297,6 +300,17 @@ class Plan:
                     f"the engine {engine} has {tensor.name} as {tensor.dtype} {list(tensor.shape)}, and the manifest "
                     f"says {wanted} {[want for want, _ in shape]}"
                 )
+
+    def _check_vision(self, tensors: Iterable[TensorRecord]) -> None:
+        hidden = self._decoder.hidden_size
+        found = next((t for t in tensors if (t.name, t.mode) == ("visual_embeds", "output")), None)
+        if found is None:
+            raise EngineError("the engine vision has no output visual_embeds, which the manifest says it gives")
+        if found.dtype != self._dtype or len(found.shape) != 2 or found.shape[1] not in (-1, hidden):
+            raise EngineError(
+                f"the engine vision has visual_embeds as {found.dtype} {list(found.shape)}, and the manifest says "
+                f"{self._dtype} {[-1, hidden]}"
+            )
 
     def _full_shape(self, tensor: TensorRecord, most: Sizes) -> list[tuple[int, bool]]:
         """The largest size of each axis, and whether a call may have a smaller one."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -26,10 +30,28 @@ from .tensorrt_plan import DTYPES, ITEM_SIZE, TOKENS_HEAD, Plan, Role, Roles, Si
 GROUP_SIZE = 8
 SCRATCH, RING = "working memory", "ring"
 VISION_INPUTS = ("pixel_values", "rotary_positions", "window_rows", "window_inverse")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _while_open(
+    method: Callable[Concatenate[TensorRTSession, Arguments], Result],
+) -> Callable[Concatenate[TensorRTSession, Arguments], Result]:
+    """A method that uses what `close` gives back: EngineError once that is gone, and no `close` while it runs."""
+
+    @wraps(method)
+    def checked(self: TensorRTSession, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        with self._lock:
+            if not self._release.alive:
+                raise EngineError("the engine was closed and holds nothing on the GPU any more; load it again to read")
+            return method(self, *arguments, **named)
+
+    return checked
 
 
 class TensorRTSession:
     """A `GroupedSession` on the engines of one backend. Not for two threads at once; several may live in one process.
+    Another thread may close it: what is being read then ends with an EngineError.
 
     library: the backend, whose engines the manifest holds. group_size: decode steps that are queued before the host
     looks at their tokens. Everything held on the GPU is given back by `close`, by leaving a `with`, or where the
@@ -51,6 +73,7 @@ class TensorRTSession:
         self._calls: dict[Role, Call] = {}
         self._tensors: dict[str, list[TensorRecord]] = {}
         self._sizes: dict[Role, Sizes] = {}
+        self._lock = threading.RLock()
         self._stack = ExitStack()  # its callbacks hold no reference to the session, which may just be dropped
         self._release = weakref.finalize(self, self._stack.close)
         try:
@@ -72,8 +95,7 @@ class TensorRTSession:
         for name, file in record.engines.items():
             self._engines.check_profiles(name, file)
             self._tensors[name] = self._engines.tensors(name)
-            if name != "vision":
-                check.check_tensors(name, self._tensors[name])
+            check.check_tensors(name, self._tensors[name])
         scratch = max(self._engines.working_memory(role) for role in roles.all())
         self._allocate({SCRATCH: scratch}, "the engines' working memory", self._lower_capacities())
         shared = (self._memory.address(SCRATCH), scratch)
@@ -88,7 +110,8 @@ class TensorRTSession:
 
     def close(self) -> None:
         """Give back everything on the GPU. The session is of no use afterwards; a second call does nothing."""
-        self._release()
+        with self._lock:
+            self._release()
 
     def __enter__(self) -> TensorRTSession:
         return self
@@ -98,6 +121,7 @@ class TensorRTSession:
 
     # The Session protocol.
 
+    @_while_open
     def encode_image(
         self,
         pixel_values: np.ndarray,
@@ -121,6 +145,7 @@ class TensorRTSession:
         call.run()
         return _widen(self._cuda.read(self._memory.address("vision.visual_embeds"), shape, numpy_type(dtype)), dtype)
 
+    @_while_open
     def begin(self, visual_embeds: np.ndarray, num_fixations: np.ndarray) -> None:
         batch = len(num_fixations)
         if self._plan is None or self._plan.batch < batch:
@@ -140,6 +165,7 @@ class TensorRTSession:
         self._visual_length = np.zeros(batch, np.int64)
         self._text_length = np.zeros(batch, np.int64)
 
+    @_while_open
     def prefill(self, kind: str, input_ids: np.ndarray, position_ids: np.ndarray, counts: np.ndarray) -> None:
         plan, role = self._plan, self._roles.prefill
         rows = plan.prefill_rows(input_ids.shape[1], self._least_rows)
@@ -168,6 +194,7 @@ class TensorRTSession:
         else:
             self._text_length = self._text_length + counts
 
+    @_while_open
     def finish_prefill(self, input_ids: np.ndarray, position_ids: np.ndarray) -> None:
         self._write(
             "step",
@@ -181,10 +208,12 @@ class TensorRTSession:
         self._write("page", {"visual_length": self._visual_length, "visual_valid": self._visual_length})
         self.step("dense")
 
+    @_while_open
     def step(self, mode: Mode) -> None:
         self._queue(mode, 0)
         self._fetched = 1
 
+    @_while_open
     def steps(self, mode: Mode, count: int) -> np.ndarray:
         if not 1 <= count <= self.group_size:
             raise ValueError(f"{count} steps at once; a group is 1 to {self.group_size}")
@@ -193,20 +222,25 @@ class TensorRTSession:
         self._fetched = count
         return self._tokens()
 
+    @_while_open
     def next_tokens(self) -> np.ndarray:
         return self._tokens()[-1]
 
+    @_while_open
     def logits(self) -> np.ndarray:
         shape = (self._batch, self.manifest.decoder.vocab_size)
         return self._cuda.read(self._at("logits"), shape, np.float32)
 
+    @_while_open
     def choose(self, tokens: np.ndarray) -> None:
         self._write("step", {"input_ids": tokens})
 
+    @_while_open
     def set_active(self, active: np.ndarray) -> None:
         self._active = active.astype(np.int64)
         self._write("page", {"active": self._active})
 
+    @_while_open
     def fixation(self) -> np.ndarray:
         sizes = self._decode_sizes()
         shape = self._plan.shape("fixation", sizes)
