@@ -16,6 +16,7 @@ from ..manifest import Manifest
 from ..plugin_library import BUILD as BUILD_PLUGIN
 from ..plugin_library import find_plugin
 from . import build_graph as graphs
+from .build_directory import only_build, swap
 from .build_engine import EnginePlan, Settings, build_engine
 from .build_library import BuilderLibrary, capability_member, import_builder, load_plugin_for_building
 from .vision_bodies import Form
@@ -26,6 +27,7 @@ PluginChoice = Literal["auto", "none"] | Path
 DEFAULT_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")  # of TensorRT-RTX, where no GPU is here
 LEAST_BUILDER_MEMORY = 64 << 20
 TIMING_CACHE = "timing.cache"
+HASHED_FILES = 64 << 20  # graphs up to this size are hashed before they are built from; larger files have a size
 # Measured with TensorRT-RTX 1.7: a builder alone takes about half a gigabyte, and an engine's weights are held twice
 # while it is built (as read, and as written).
 BUILDER_BYTES = 600 << 20
@@ -92,18 +94,42 @@ def build_engines(
 
     All of them appear or none. builder_memory: workspace of a kernel, in bytes. timing_cache: TensorRT's, default:
     beside the engines; TensorRT-RTX has none. announce(text): told the estimate before the work begins. Raises
-    ExportError, and EngineError for a directory that is none.
+    ExportError, also where another process builds in the directory or it cannot be written; EngineError for a
+    directory that is none or whose files were changed.
     """
     report = progress or (lambda stage, share: None)
     library = prepared.library
     manifest = Manifest.read(directory)
-    plans = plan_engines(directory, manifest, prepared.plugin is not None, _vision_form(library))
-    expected = estimate(plans)
-    announce(
-        f"{library.name} {library.version} for {', '.join(prepared.compute_capabilities)}: engines of about "
-        f"{expected.disk / 1e9:.2f} GB, building them takes about {expected.memory / 1e9:.1f} GB of memory"
-    )
-    check_room(expected, directory)
+    check_timing_cache(timing_cache)
+    try:
+        with only_build(directory):
+            plans = _plans_of_whole_files(directory, manifest, prepared)
+            expected = estimate(plans)
+            announce(
+                f"{library.name} {library.version} for {', '.join(prepared.compute_capabilities)}: engines of about "
+                f"{expected.disk / 1e9:.2f} GB, building them takes about {expected.memory / 1e9:.1f} GB of memory"
+            )
+            check_room(expected, directory)
+            return _build_all(directory, manifest, prepared, plans, builder_memory, timing_cache, report)
+    except BrokenPipeError:  # of who reads the progress
+        raise
+    except OSError as error:
+        raise ExportError(
+            f"the engines cannot be written to {directory} ({error.strerror or error}: {error.filename or directory}); "
+            "make room, or build for an engine directory that you may write to"
+        ) from None
+
+
+def _build_all(
+    directory: Path,
+    manifest: Manifest,
+    prepared: Prepared,
+    plans: Sequence[EnginePlan],
+    builder_memory: int | None,
+    timing_cache: Path | None,
+    report: Progress,
+) -> BackendRecord:
+    library = prepared.library
     folder = directory / FOLDERS[library.name]
     kept = timing_cache or folder / TIMING_CACHE
     cache = (kept.read_bytes() if kept.is_file() else b"") if library.name == "tensorrt" else None
@@ -125,15 +151,27 @@ def build_engines(
         if settings.timing_cache is not None:
             _save_cache(settings.timing_cache, new / TIMING_CACHE if timing_cache is None else timing_cache)
         record = BackendRecord(library.version, prepared.compute_capabilities, prepared.plugin_version, engines)
-        _swap(folder, new, work / "old")
-        try:
-            replace(manifest, backends={**manifest.backends, library.name: record.to_dict()}).write(directory)
-        except BaseException:
-            _swap(folder, work / "old", new)
-            raise
+        now = Manifest.read(directory)  # a build takes minutes, in which the directory may have been exported again
+        if now.files != manifest.files:
+            raise ExportError(f"{directory} was exported again while its engines were built; build them again")
+        with swap(folder, new, work / "old"):
+            replace(now, backends={**now.backends, library.name: record.to_dict()}).write(directory)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return record
+
+
+def check_timing_cache(path: Path | None) -> None:
+    """ExportError where a timing cache cannot be written to `path`, which else shows after the minutes of a build."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ExportError(f"the timing cache cannot be written to {path}: give a file in a folder that is there")
+
+
+def _plans_of_whole_files(directory: Path, manifest: Manifest, prepared: Prepared) -> list[EnginePlan]:
+    """`plan_engines`, once the files are known to be those of the manifest: a cut one would end the process."""
+    if manifest.weights is None:
+        manifest.check_files(directory, HASHED_FILES)
+    return plan_engines(directory, manifest, prepared.plugin is not None, _vision_form(prepared.library))
 
 
 def plan_engines(directory: Path, manifest: Manifest, with_plugin: bool, form: Form = "standard") -> list[EnginePlan]:
@@ -238,14 +276,6 @@ def _check_plugin_layers(manifest: Manifest, plan: EnginePlan, count: int) -> No
             f"{plan.name} has {count} plugin layers in place of {expected}: the library did not use the plugin for "
             "every layer; update it, or give --plugin none"
         )
-
-
-def _swap(place: Path, new: Path, old: Path) -> None:
-    """Put `new` at `place`, and what is there at `old`; either may be absent."""
-    if place.exists():
-        place.rename(old)
-    if new.exists():
-        new.rename(place)
 
 
 def _save_cache(content: bytes, path: Path) -> None:

@@ -6,6 +6,7 @@ profiles `prefill` and `decode` of one engine, so one copy of the weights); with
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -145,7 +146,7 @@ def same_release(name: BackendName, built: str, here: str) -> bool:
 def rebuild_command(directory: Path | str, name: str, compute_capabilities: tuple[str, ...] = ()) -> str:
     """The command that builds a backend's engines of an engine directory again."""
     wanted = f" --compute-capability {','.join(compute_capabilities)}" if compute_capabilities else ""
-    return f"fastocr-export {directory} --backend {name}{wanted if name != 'tensorrt' else ''}"
+    return f"fastocr-export {shlex.quote(str(directory))} --backend {name}{wanted if name != 'tensorrt' else ''}"
 
 
 def _check_places(made: BackendRecord) -> None:

@@ -34,6 +34,7 @@ EXAMPLES = """\
 
 BACKEND_NAMES = ("onnxruntime", *BACKENDS)
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+LARGEST_SIZE = 1 << 50  # of builder memory, which the library takes as a 64-bit number
 
 
 class StageReporter:
@@ -157,7 +158,10 @@ def byte_size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, for example 4GiB or 512MiB")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    size = float(found[1]) * UNITS[found[2].upper()]
+    if size > LARGEST_SIZE:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is more than any GPU has")
+    return int(size)
 
 
 def plugin_choice(text: str) -> str | Path:
