@@ -76,7 +76,7 @@ class BatchRun:
         session.begin(np.concatenate(embeds), np.array(k, np.int64))
         offsets = np.cumsum([0, *self.visual_tokens[:-1]]).tolist()
         if hasattr(session, "focal_masses"):
-            self._recorder = TraceRecorder(manifest, session, self._prepared, k)
+            self._recorder = TraceRecorder(manifest, session, self._prepared, k, reading.loop_guard)
         pad = manifest.generation.pad_token_id
         prefill(session, prompts, offsets, manifest.capacities.prefill_chunk, pad, self._progress)
         watch.mark("prefill")

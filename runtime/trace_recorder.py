@@ -10,6 +10,7 @@ from PIL import Image
 
 from ..manifest import ImageProcessing, Manifest, VisionShape
 from .decode import PageState
+from .gaze_guard import GazeGuard
 from .preprocess import PreparedImage
 from .text import Detokenizer, special_ids
 from .trace import Trace, TracedImage
@@ -24,7 +25,8 @@ MOST_PLACES = 256
 class TraceRecorder:
     """`record` after every step of the batch, `trace` at the end.
 
-    prepared: the images of each page; num_fixations [B]: each page's k.
+    prepared: the images of each page; num_fixations [B]: each page's k. guard: end a page whose gaze and text go round
+    (see GazeGuard), as the loop guard does where the text alone does.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class TraceRecorder:
         session: TracingSession,
         prepared: Sequence[Sequence[PreparedImage]],
         num_fixations: Sequence[int],
+        guard: bool = True,
     ) -> None:
         self._session = session
         self._layers = session.traced_layers
@@ -46,9 +49,10 @@ class TraceRecorder:
             )
             self._pictures.append(tuple(picture(image, manifest.image_processing, manifest.vision) for image in images))
         self._steps: list[list[tuple[np.ndarray, ...]]] = [[] for _ in prepared]
+        self._guards = [GazeGuard() if guard else None for _ in prepared]
 
     def record(self, pages: Sequence[PageState]) -> None:
-        """The last call's masses, for the pages that it gave a token."""
+        """The last call's masses, for the pages that it gave a token. A page in a loop is cut and ended."""
         grown = [b for b, page in enumerate(pages) if len(page.token_ids) > len(self._steps[b])]
         if not grown:
             return
@@ -60,6 +64,11 @@ class TraceRecorder:
             rows, mass = heaviest(masses[b], self._places[b], self._per_kv_head)
             page_mass = masses[b].sum(-1).astype(np.float16)
             self._steps[b].append((np.float16(log_probability), rows, mass.astype(np.float16), page_mass))
+            if (guard := self._guards[b]) is None or not pages[b].active:
+                continue
+            if (kept := guard.push(pages[b].token_ids[-1], masses[b])) is not None:
+                del pages[b].token_ids[kept:]
+                pages[b].finish_reason = "loop"
 
     def trace(self, page: int, state: PageState, text: str, mode: str, tokenizer: Any) -> Trace:
         """The trace of page number `page` of the batch; tokens that the loop guard cut off are not in it."""

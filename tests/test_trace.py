@@ -1,0 +1,211 @@
+"""Traces of the demo: the text stays the same, and the masses are those that the model's attention has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+torch = pytest.importorskip("torch", reason="masses are checked against torch, of the extra `export`")
+
+from fastocr_trt.demo.pages import generate_page  # noqa: E402
+from fastocr_trt.errors import EngineError, FastOCRError  # noqa: E402
+from fastocr_trt.runtime import Engine  # noqa: E402
+from fastocr_trt.runtime.batch import BatchRun  # noqa: E402
+from fastocr_trt.runtime.options import Reading  # noqa: E402
+from fastocr_trt.runtime.trace import Trace  # noqa: E402
+from fastocr_trt.runtime.trace_recorder import heaviest, token_spans  # noqa: E402
+
+LIMIT = 24
+
+
+@pytest.fixture(scope="module")
+def engine(demo_engine_dir):
+    return Engine.load(demo_engine_dir, threads=1, trace=True)
+
+
+@pytest.fixture(scope="module")
+def plain(demo_engine_dir):
+    return Engine.load(demo_engine_dir, threads=1, backend="onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return [generate_page(seed, visual_tokens=size).image for seed, size in ((1_300, 64), (1_301, 128), (1_302, 64))]
+
+
+@pytest.fixture(scope="module")
+def trace(engine, pages) -> Trace:
+    return engine.parse(pages[0]).trace
+
+
+@pytest.mark.parametrize("mode", ["fast", "dense"])
+def test_tracing_changes_no_text(engine, plain, pages, mode):
+    traced, untraced = (e.parse_batch(pages, mode=mode, max_new_tokens=LIMIT) for e in (engine, plain))
+    assert [r.token_ids for r in traced] == [r.token_ids for r in untraced]
+    assert [r.trace for r in untraced] == [None] * 3
+    for result in traced:
+        assert result.trace.text == result.text and result.trace.mode == mode
+        assert result.trace.token_ids.tolist() == result.token_ids
+        assert result.trace.rows.shape == (len(result.token_ids), 2, 2, 8)
+
+
+def test_the_fixation_is_the_graphs_own(engine, pages):
+    """Of every page of a ragged batch, at every step: the set that the last focal layer chose."""
+    run = BatchRun(engine.manifest, engine.session, engine.tokenizer, pages, Reading(max_new_tokens=LIMIT))
+    chosen = [[] for _ in pages]
+    for _ in run.steps():
+        fixation = engine.session.fixation().copy()
+        for b, page in enumerate(run.pages):
+            if len(page.token_ids) > len(chosen[b]):
+                chosen[b].append(fixation[b])
+    for result, expected in zip(run.results(), chosen, strict=True):
+        assert len(expected) == len(result.token_ids) > 10
+        for rows, row in zip(result.trace.rows[:, -1], expected, strict=True):
+            assert [set(r.tolist()) for r in rows] == [set(r.tolist()) for r in row]
+
+
+def test_masses_are_those_of_attention_in_torch(engine, pages):
+    """Dense reading by transformers' own weights, queries and keys: an independent way to the same numbers."""
+    from fastocr_trt.export.masked_reading import Dense, MaskedReader
+    from fastocr_trt.export.source import find_checkpoint
+    from fastocr_trt.export.transformers_reader import TransformersReader
+
+    seen: dict[int, list[np.ndarray]] = {2: [], 5: []}
+
+    def watch(layer, view):
+        if layer in seen:
+            seen[layer].append(view.weights()[0, ..., view.batch.visual].mean(1).numpy())
+
+    reader = MaskedReader(TransformersReader(find_checkpoint("demo"), threads=1))
+    expected = reader.read(pages[:1], "OCR:\n", Dense(), LIMIT, watch)[0]
+    trace = engine.parse(pages[0], mode="dense", max_new_tokens=LIMIT, keep=1.0).trace
+    assert trace.token_ids.tolist() == expected.token_ids
+    for f, layer in enumerate((2, 5)):
+        # The first token comes of prefill, which `watch` does not see.
+        for step, masses in enumerate(seen[layer], 1):
+            whole = np.zeros_like(masses)
+            np.put_along_axis(whole, trace.rows[step, f].astype(np.int64), trace.mass[step, f].astype(np.float32), 1)
+            np.testing.assert_allclose(whole, masses, atol=2e-3)
+            np.testing.assert_allclose(trace.page_mass[step, f], masses.sum(-1), atol=2e-3)
+
+
+def test_a_stream_has_its_trace(engine, pages, trace):
+    stream = engine.stream(pages[0])
+    text = "".join(stream)
+    assert stream.result.trace.text == text == trace.text
+    assert np.array_equal(stream.result.trace.rows, trace.rows)
+
+
+def test_several_images_of_one_page_share_the_visual_bank(engine, pages):
+    found = engine.parse([pages[0], pages[1]], max_new_tokens=LIMIT).trace
+    assert [(i.first_row, i.columns, i.rows) for i in found.images] == [(0, 8, 8), (64, 16, 8)]
+    assert found.visual_tokens == 192 and found.rows.max() < 192
+    for picture, page in zip(found.pictures, pages, strict=False):
+        assert np.array_equal(np.asarray(picture), np.asarray(page))
+
+
+def test_a_page_that_is_resized_keeps_both_sizes(engine):
+    image = Image.fromarray(np.full((230, 301, 3), 255, np.uint8))
+    traced = engine.parse(image, max_new_tokens=2).trace.images[0]
+    assert traced.size == (301, 230)
+    assert traced.resized == (traced.columns * traced.cell, traced.rows * traced.cell) == (308, 224)
+
+
+def test_no_fixation_leaves_no_rows(engine, pages):
+    found = engine.parse(pages[0], keep=0.0, max_new_tokens=3).trace
+    assert found.rows.shape == (3, 2, 2, 0) and found.page_mass.max() > 0
+
+
+def test_it_is_read_back_as_it_was_written(trace, tmp_path):
+    path = tmp_path / "a.npz"
+    replace(trace, source="dir/a.png", page=3).save(path)
+    back = Trace.load(path)
+    for name in ("token_ids", "spans", "log_probabilities", "rows", "mass", "page_mass"):
+        assert np.array_equal(getattr(back, name), getattr(trace, name))
+        assert getattr(back, name).dtype == getattr(trace, name).dtype
+    assert (back.text, back.mode, back.layers, back.images) == (trace.text, "fast", (2, 5), trace.images)
+    assert (back.source, back.page, back.finish_reason) == ("dir/a.png", 3, "stop")
+    difference = np.asarray(back.pictures[0], int) - np.asarray(trace.pictures[0], int)
+    assert np.abs(difference).mean() < 4  # the picture is kept as JPEG
+    assert [each.name for each in tmp_path.iterdir()] == ["a.npz"]
+
+
+def _rewrite(path, **changes):
+    with np.load(path) as stored:
+        content = dict(stored)
+    if "facts" in changes:
+        facts = {**json.loads(content["facts"].tobytes()), **changes.pop("facts")}
+        content["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    np.savez(path, **{**content, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"facts": {"schema": "fastocr-trace/99"}}, "fastocr-trace/99"),
+        ({"facts": {"images": []}}, "damaged"),
+        ({"facts": {"unheard": 1}}, "damaged"),
+        ({"rows": np.full((1, 2, 2, 8), 64, np.int32)}, "damaged"),
+        ({"rows": np.zeros(3, np.int32)}, "damaged"),
+        ({"spans": np.full((1, 2), 999, np.int32)}, "damaged"),
+        ({"picture_0": np.zeros(9, np.uint8)}, "damaged"),
+    ],
+)
+def test_damage_is_told_in_one_sentence(trace, tmp_path, changes, said):
+    path = tmp_path / "a.npz"
+    one = {name: getattr(trace, name)[:1] for name in ("token_ids", "spans", "log_probabilities")}
+    replace(trace, **one, rows=trace.rows[:1], mass=trace.mass[:1], page_mass=trace.page_mass[:1]).save(path)
+    Trace.load(path)
+    _rewrite(path, **changes)
+    with pytest.raises(FastOCRError, match=said) as error:
+        Trace.load(path)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 cut"])
+def test_a_foreign_file_is_told_in_one_sentence(tmp_path, content):
+    path = tmp_path / "a.npz"
+    path.write_bytes(content)
+    with pytest.raises(FastOCRError, match="is not a trace"):
+        Trace.load(path)
+    np.savez(path, other=np.zeros(3))
+    with pytest.raises(FastOCRError, match="is not a trace"):
+        Trace.load(path)
+    with pytest.raises(FastOCRError, match="there is no trace"):
+        Trace.load(tmp_path / "b.npz")
+
+
+def test_what_cannot_be_traced_is_refused(demo_engine_dir):
+    with pytest.raises(EngineError, match="gives no traces"):
+        Engine.load(demo_engine_dir, backend="tensorrt", trace=True)
+
+
+def test_heaviest_rows_come_first_and_ties_go_to_the_lower():
+    masses = np.array([[[0.1, 0.3, 0.1, 0.2], [0.4, 0.0, 0.0, 0.5]]], np.float32)
+    rows, mass = heaviest(masses, 5)
+    assert rows.tolist() == [[[1, 3, 0, 2, -1], [3, 0, 1, 2, -1]]]
+    assert mass[0, 0].tolist() == pytest.approx([0.3, 0.2, 0.1, 0.1, 0])
+    shared, _ = heaviest(masses, 2, per_kv_head=False)
+    assert shared.tolist() == [[[3, 0], [3, 0]]]
+
+
+def test_spans_cover_the_text_token_by_token(engine):
+    text = "two words\nand 3.50"
+    ids = engine.tokenizer.encode(text, add_special_tokens=False).ids
+    stop = engine.manifest.generation.stop_token_ids[0]
+    spans = token_spans([ids[0], stop, *ids[1:]], engine.tokenizer)
+    assert spans[1].tolist() == [1, 1]  # a special token writes nothing
+    assert "".join(text[start:end] for start, end in spans) == text
+
+
+def test_tokens_of_one_character_share_its_span():
+    from byte_level_tokenizer import byte_level_tokenizer
+
+    tokenizer = byte_level_tokenizer()
+    ids = tokenizer.encode("a\N{SNOWMAN}b").ids
+    spans = token_spans(ids, tokenizer)
+    assert spans.tolist() == [[0, 1], [1, 2], [1, 2], [1, 2], [2, 3]]
