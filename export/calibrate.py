@@ -74,8 +74,8 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All that was found. masses: RecoveredMass of each keep, selections per KV head; chosen keeps the target or,
-    where `kept` is False, comes closest to it."""
+    """All that was found. masses: RecoveredMass of each keep, selections per KV head; verified: by rising reads;
+    chosen keeps the target or, where `kept` is False, comes closest to it."""
 
     loaded: Loaded
     options: Options

@@ -19,6 +19,7 @@ from .fixation import FixationPolicy
 
 Array = NDArray[np.float64]
 FLOOR = 1e-12  # mass below which a layer sees nothing of the page
+LEAST_GAIN = 5e-4  # recovered mass; what gains less over a cheaper choice owes it to the pages at hand
 
 
 @dataclass(frozen=True)
@@ -257,10 +258,10 @@ def frontier(recorder: MassRecorder, most_focal: int = 5) -> list[Choice]:
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:
-    """Those of `frontier` that recover more than every cheaper one, by rising reads."""
+    """Those of `frontier` that recover more than every cheaper one, by LEAST_GAIN at least; by rising reads."""
     best: list[Choice] = []
     for choice in sorted(choices, key=lambda choice: (choice.reads, -choice.recovered)):
-        if not best or choice.recovered > best[-1].recovered:
+        if not best or choice.recovered >= best[-1].recovered + LEAST_GAIN:
             best.append(choice)
     return best
 

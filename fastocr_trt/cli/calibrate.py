@@ -92,7 +92,7 @@ def verification_table(calibration: Calibration) -> Table:
     table = _table("reading with the candidates", "focal", "dense", "fixation", "keep")
     for name in ("reads", "like dense (95%)", "retention (95%)", "equal", ""):
         table.add_column(name, justify="right", no_wrap=True)
-    for v in sorted(calibration.verified, key=lambda v: v.choice.reads):
+    for v in calibration.verified:
         mark = "" if v is not calibration.chosen else "chosen" if calibration.kept else "closest"
         retention = "no texts" if v.retention is None else _interval(v.retention)
         cells = [f"{v.reads:.1%}", _interval(v.against_dense), retention, f"{v.equal_pages}/{v.pages}", mark]
@@ -263,6 +263,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise MissingDependencyError(
             "--html needs matplotlib, which is not installed; install the extra: pip install 'fastocr-trt[plots]'"
         )
+    if 0 in (options.keep or ()):
+        raise FastOCRError("--keep 0 selects nothing of the page, so that there is nothing to choose by; give more")
     given = [name for name in ("count", "layout", "visual_tokens") if getattr(options, name) is not None]
     if options.pages and given:
         raise FastOCRError(f"--{given[0].replace('_', '-')} is about generated pages; leave it out, or --pages")

@@ -1,0 +1,197 @@
+"""fastocr-calibrate: from pages to policy.json, its report, and into an engine; and what mistakes get."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="calibrating needs the extra `export`")
+
+import tiny_checkpoint  # noqa: E402
+from cli_helpers import blank, tiff  # noqa: E402
+
+from fastocr_trt.cli import calibrate, export  # noqa: E402
+from fastocr_trt.demo.pages import generate_page  # noqa: E402
+from fastocr_trt.export import engine_directory  # noqa: E402
+from fastocr_trt.export.calibrate_pages import FolderPages  # noqa: E402
+from fastocr_trt.fixation import FixationPolicy  # noqa: E402
+from fastocr_trt.manifest import MANIFEST_NAME  # noqa: E402
+
+QUICK = ["--threads", "1", "--max-new-tokens", "24"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_checkpoint.save(tiny_checkpoint.model(), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def pages(tmp_path):
+    """Two pages, one with its text beside it."""
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    for seed in (1_020, 1_021):
+        page = generate_page(seed, visual_tokens=64)
+        page.image.save(folder / f"page-{seed}.png")
+    (folder / "page-1020.txt").write_text(generate_page(1_020, visual_tokens=64).text, encoding="utf-8")
+    return folder
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        self.opened.append(tag)
+        links = [value for name, value in attributes if name in ("src", "href", "xlink:href")]
+        self.fetched += [link for link in links if not link.startswith(("#", "data:"))]
+
+
+def test_demo_pages_to_policy_and_report(tmp_path, capsys):
+    policy, html = tmp_path / "policy.json", tmp_path / "report.html"
+    plots = importlib.util.find_spec("matplotlib") is not None
+    argv = ["demo", "-o", str(policy), "--count", "3", "--visual-tokens", "64", *QUICK]
+    code = calibrate.main([*argv, "--target", "0.9", *(["--html", str(html)] if plots else [])])
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    data = json.loads(policy.read_text(encoding="utf-8"))
+    chosen = FixationPolicy.from_dict(data["policy"])
+    assert data["calibration"]["status"] == "calibrated" and "retention" in told.out
+    assert re.search(r"focal layers " + ", ".join(map(str, chosen.focal_layers)), told.out)
+    assert "recording dense reading" in told.err and (tmp_path / "policy.record.npz").is_file()
+    if not plots:
+        pytest.skip("matplotlib is not installed: the report was not written")
+    text = html.read_text(encoding="utf-8")
+    tags = Tags()
+    tags.feed(text)
+    assert tags.opened.count("svg") == 5 and not tags.fetched
+    assert not {"script", "link", "img", "iframe"} & set(tags.opened)
+    drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    said = ["".join(ElementTree.fromstring(drawing).itertext()) for drawing in drawings]
+    expected = ("whole page", "overlap", "layer that reads", "mean visual reads", "retention")
+    assert all(words in drawing for drawing, words in zip(said, expected, strict=True))
+    for entry in data["calibration"]["verified"]:
+        assert f"{entry['retention']['value']:.1%}" in text
+
+
+def test_a_policy_below_the_target_is_written_and_told(tmp_path, capsys):
+    policy = tmp_path / "policy.json"
+    argv = ["demo", "-o", str(policy), "--count", "3", "--visual-tokens", "64", *QUICK]
+    assert calibrate.main([*argv, "--least-recovered", "0.1", "--candidates", "1"]) == 1
+    told = capsys.readouterr()
+    assert "keeps 99.0% of dense accuracy" in told.err and "closest" in told.out
+    data = json.loads(policy.read_text(encoding="utf-8"))
+    assert data["calibration"]["status"] == "calibrated, below its target"
+    assert len(FixationPolicy.from_dict(data["policy"]).focal_layers) == 1
+
+
+def test_a_folder_calibrates_and_the_engine_carries_the_record(tiny, pages, tmp_path, capsys, monkeypatch):
+    policy, engine = tmp_path / "policy.json", tmp_path / "engine"
+    (pages / "page-1020.txt").unlink()  # a random model reads nothing
+    assert calibrate.main([str(tiny), "--pages", str(pages), "-o", str(policy), "--target", "0", *QUICK]) == 0
+    assert "no texts" in capsys.readouterr().out
+    data = json.loads(policy.read_text(encoding="utf-8"))
+    # An engine without graphs: tracing takes half a minute, and is tested elsewhere.
+    monkeypatch.setattr(engine_directory, "_trace", lambda *args: ({}, []))
+    argv = [str(tiny), "-o", str(engine), "--policy", str(policy)]
+    assert export.main(argv) == 0
+    assert "another checkpoint" not in capsys.readouterr().err
+    manifest = json.loads((engine / MANIFEST_NAME).read_text(encoding="utf-8"))
+    assert manifest["policy"] == data["policy"] and manifest["calibration"] == data["calibration"]
+
+    data["calibration"]["model"]["files"]["config.json"] = "0" * 64
+    policy.write_text(json.dumps(data), encoding="utf-8")
+    assert export.main([*argv, "--force"]) == 0
+    assert "calibrated on another checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"policy": {"focal_layers": [1]}, "extra": 1}', "unknown fields ['extra']"),
+        ('{"policy": {"focal_layers": [1]}, "calibration": 3}', "calibration that is no JSON object"),
+        ('{"policy": [1]}', "a policy must be a JSON object"),
+    ],
+)
+def test_a_policy_file_that_is_neither_form(tmp_path, capsys, content, told):
+    path = tmp_path / "policy.json"
+    path.write_text(content, encoding="utf-8")
+    assert export.main(["demo", "-o", str(tmp_path / "engine"), "--policy", str(path)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_texts_are_found_by_page_of_file(tmp_path):
+    folder, texts = tmp_path / "pages", tmp_path / "texts"
+    blank(folder / "one.png")
+    tiff(folder / "two.tif", 2)
+    blank(folder / "strip.png", (3, 900))
+    (folder / "broken.png").write_bytes(b"no image")
+    texts.mkdir()
+    (texts / "one.txt").write_text("first", encoding="utf-8")
+    (texts / "two-2.txt").write_text("second", encoding="utf-8")
+    told: list[str] = []
+    found = FolderPages(folder, texts, 200, told.append)
+    for _ in range(2):
+        assert [page.text for page in found] == ["first", None, "second"]
+    assert len(told) == 2 and "strip" in told[1] and "broken.png" in told[0]  # each is told once
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ("{tiny} -o {tmp}/p.json", "give --pages DIR"),
+        ("demo -o {tmp}/p.json --pages {tmp}/none", "is not a folder"),
+        ("demo -o {tmp}/p.json --pages {empty}", "holds no page"),
+        ("demo -o {tmp}/p.json --pages {pages} --texts {empty}", "no text in"),
+        ("demo -o {tmp}/p.json --pages {pages} --texts {tmp}/none", "is not a folder"),
+        ("demo -o {tmp}/p.json --texts {empty}", "--texts goes with --pages"),
+        ("demo -o {tmp}/p.json --pages {pages} --count 3", "--count is about generated pages"),
+        ("demo -o {tmp}/p.json --count 100000", "too many"),
+        ("demo -o {tmp}/p.json --keep 0", "selects nothing"),
+        ("demo -o {tmp}", "is a folder"),
+        ("demo -o {tmp}/none/p.json", "no folder"),
+        ("demo -o {tmp}/p.json --html {tmp}/p.json", "give two files"),
+        ("{other} -o {tmp}/p.json --pages {pages}", "supported are"),
+        ("{empty} -o {tmp}/p.json --pages {pages}", "no config.json"),
+        ("demo -o {tmp}/p.json --pages {broken}", "no page to calibrate on"),
+        ("demo -o {tmp}/p.json", "required: MODEL"),
+    ],
+)
+def test_mistakes_get_one_sentence(tiny, pages, tmp_path, capsys, monkeypatch, argv, told):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # --html is checked as if it could be made
+    places = {"tiny": tiny, "pages": pages, "tmp": tmp_path}
+    for name in ("empty", "other", "broken"):
+        places[name] = tmp_path / name
+        places[name].mkdir()
+    (places["other"] / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    (places["broken"] / "page.png").write_bytes(b"no image")
+    words = [word.format(**places) for word in argv.split()]
+    if told == "required: MODEL":
+        words = words[1:]
+    try:
+        code = calibrate.main([*words, "--threads", "1"])
+    except SystemExit as stopped:
+        code = stopped.code
+    error = capsys.readouterr().err
+    assert code == 2 and not (tmp_path / "p.json").exists()
+    assert told in error and "Traceback" not in error and "defect" not in error
+
+
+def test_a_report_without_matplotlib_names_the_extra(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert calibrate.main(["demo", "-o", str(tmp_path / "p.json"), "--html", str(tmp_path / "r.html")]) == 2
+    assert "fastocr-trt[plots]" in capsys.readouterr().err
+
+
+def test_cuda_where_there_is_none(tmp_path, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA device is here")
+    assert calibrate.main(["demo", "-o", str(tmp_path / "p.json"), "--device", "cuda"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
