@@ -166,6 +166,7 @@ def test_the_graph_is_as_documented(tiny):
         attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
         assert attributes.pop("scale") == pytest.approx(16**-0.5)
         form = {"dense_prefill": 1, "plugin_version": b"1", "plugin_namespace": b"fastocr"}
+        form |= {"alias_banks": 0, "tune_splits": 0}
         assert attributes == form | ({"per_kv_head": 1} if node.op_type == "FocalAttention" else {})
     status = [node.output[-1] for node in nodes]
     assert [node.input[-1] for node in nodes] == ["status", *status[:-1]] and status[-1] == "next_status"
