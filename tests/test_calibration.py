@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastocr_trt.calibration import MassRecorder, choose, frontier, recovered, select
+from fastocr_trt.calibration import (
+    LEAST_GAIN,
+    Choice,
+    MassRecorder,
+    candidates,
+    choose,
+    frontier,
+    pareto,
+    recovered,
+    select,
+)
 from fastocr_trt.errors import FastOCRError
 from fastocr_trt.fixation import FixationPolicy
 
@@ -107,6 +117,38 @@ def test_a_recording_can_be_put_away_and_taken_up_again():
     np.testing.assert_array_equal(half.result(0.1, True).same, whole.result(0.1, True).same)
     with pytest.raises(FastOCRError, match="another model"):
         MassRecorder(5, (0.1,)).restore(whole.state())
+
+
+def test_recordings_of_pages_read_side_by_side_add_up():
+    parts = [MassRecorder(6, (0.1,), min_tokens=2) for _ in range(2)]
+    rng = np.random.default_rng(0)
+    importance = [rng.random((5, 6)), rng.random((5, 6))]
+    for page, part in enumerate(parts):
+        for mass, step in zip(masses(6, 2, 40, 5, page), importance[page], strict=True):
+            part.step(mass, step)
+    total, whole = MassRecorder(6, (0.1,), min_tokens=2), MassRecorder(6, (0.1,), min_tokens=2)
+    for page, part in enumerate(parts):
+        total.add(part)
+        whole.begin_page()
+        for mass, step in zip(masses(6, 2, 40, 5, page), importance[page], strict=True):
+            whole.step(mass, step)
+    for name, array in whole.state().items():
+        np.testing.assert_allclose(total.state()[name], array)
+    with pytest.raises(FastOCRError, match="other keeps"):
+        total.add(MassRecorder(6, (0.2,)))
+
+
+def test_the_front_leaves_out_what_costs_more_for_nothing():
+    def made(reads, recovered_mass):
+        return Choice(FixationPolicy((1,)), recovered_mass, reads)
+
+    cheap, fair, dear = made(0.1, 0.5), made(0.2, 0.8), made(0.4, 0.95)
+    worse, hardly_better = made(0.2, 0.7), made(0.3, 0.8 + LEAST_GAIN / 2)
+    choices = [dear, worse, hardly_better, cheap, fair]
+    assert pareto(choices) == [cheap, fair, dear]
+    assert candidates(choices, 0.75, 4) == [fair, dear]
+    assert candidates(choices, 0.75, 1) == [fair]
+    assert candidates(choices, 0.99, 4) == [dear]
 
 
 def test_what_cannot_be_calibrated_on_is_told():
