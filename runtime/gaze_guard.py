@@ -15,7 +15,8 @@ STRETCH = 192
 _FEW_NEW = 3  # new places in the stretch at most: a gaze that wanders hits one by chance
 _GRAM = 4  # tokens
 _REPEATED = 0.5  # share of the stretch's grams that the page had before
-_LIVELY = 16  # before the stretch, tokens per new place at most: a gaze that never moves tells nothing
+_LIVELY = 16  # before the stretch, tokens per new place at most: a gaze that hardly moves tells nothing
+_LEAST_PLACES = 12
 
 
 class GazeGuard:
@@ -31,7 +32,10 @@ class GazeGuard:
         self._found: list[int] = []  # how many tokens there were at each new place
 
     def push(self, token_id: int, mass: np.ndarray) -> int | None:
-        """mass [F,KV,V]: the attention that gave the token. None, or how many of the page's tokens to keep."""
+        """mass [F,KV,V]: the attention that gave the token.
+
+        None, or how many of the page's tokens to keep: up to the end of the loop's first turn.
+        """
         self._tokens.append(token_id)
         gram = tuple(self._tokens[-_GRAM:])
         self._repeats.append(gram in self._grams)
@@ -44,9 +48,12 @@ class GazeGuard:
         if start < 0 or sum(found > start for found in self._found[-_FEW_NEW - 1 :]) > _FEW_NEW:
             return None
         before = [found for found in self._found if found <= start]
-        if len(before) * _LIVELY < start or np.mean(self._repeats[start:]) < _REPEATED:
+        if len(before) < max(_LEAST_PLACES, start / _LIVELY) or np.mean(self._repeats[start:]) < _REPEATED:
             return None
-        return before[-1] if before else start
+        kept = before[-1]
+        while not self._repeats[kept]:  # what was read last, and the loop's first turn
+            kept += 1
+        return kept
 
     def _place(self, mass: np.ndarray) -> int:
         """The visual token that stands out most from what each head usually looks at."""
