@@ -1,0 +1,1 @@
+"""Speed of engines: a matrix of cases, measured in turns, reported with the machine that the numbers belong to."""

@@ -1,0 +1,317 @@
+"""fastocr-bench: how fast an engine reads prompts and decodes, dense and fast, over a matrix of sizes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..backends import BACKENDS
+from ..errors import FastOCRError, MissingDependencyError
+from ..manifest import DTYPES, Manifest
+from ..shapes import SHAPES, find_shape
+from . import _common as common
+from ._engines import find_engine
+from ._files import AtomicFile, DirectFile, file_ids, open_output
+
+if TYPE_CHECKING:
+    from ..bench.matrix import Case, Options
+    from ..bench.results import Run
+
+DESCRIPTION = """\
+Measure an engine: the vision encoder and prefill of a prompt, decode steps dense and fast, and their attention alone.
+Options that take a LIST (1024,4096) are crossed. All cases take turns, and medians with quartiles are shown beside what
+reading fewer cache rows could give at best. See docs/bench.md.
+"""
+EXAMPLES = """\
+  fastocr-bench --engine engines/qwen --visual-tokens 1024,4096 --batch 1,4
+  fastocr-bench --shape qwen2.5-vl-3b --layers 8 --weights int4 --tests decode,attention --threads 1,2
+  fastocr-bench --engine engines/qwen --keep 0.02,0.05,0.1 --format json -o before.json
+  fastocr-bench --engine engines/qwen --keep 0.02,0.05,0.1 --compare before.json
+"""
+TESTS = ("prompt", "decode", "attention")
+MODES = ("dense", "fast")
+FORMATS = ("md", "json", "csv")
+VISUAL_TOKENS = 1024  # where the engine holds as many
+
+
+def comma_list(of: Callable[[str], object]) -> Callable[[str], list]:
+    """A type of option: values of type `of` with commas between, each once."""
+
+    def parse(text: str) -> list:
+        return list(dict.fromkeys(of(part.strip()) for part in text.split(",")))
+
+    return parse
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A type of option: one of `names`."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = common.make_parser("fastocr-bench", DESCRIPTION, EXAMPLES)
+    model = parser.add_argument_group("what is measured")
+    which = model.add_mutually_exclusive_group()
+    which.add_argument("--engine", type=Path, metavar="DIR", help="that fastocr-export wrote (default: the demo's)")
+    which.add_argument("--shape", metavar="NAME", help=f"random weights in the shape of {', '.join(SHAPES)}")
+    model.add_argument(
+        "--layers",
+        type=common.at_least(1),
+        metavar="N",
+        help="of --shape: so many decoder layers and at most so many vision blocks (default: all)",
+    )
+    model.add_argument("--weights", choices=("int4", "int8"), help="of --shape: quantise the decoder's matrices")
+    model.add_argument("--dtype", choices=DTYPES, help="of --shape: of weights and caches (default: fp32)")
+    model.add_argument(
+        "--focal-layers", type=common.layer_list, metavar="LIST", help="of --shape (default: evenly spaced)"
+    )
+
+    matrix = parser.add_argument_group("matrix")
+    whole = comma_list(common.at_least(1))
+    matrix.add_argument("--visual-tokens", type=whole, metavar="LIST", help="of a page (default: 1024, or what fits)")
+    matrix.add_argument(
+        "--text-tokens", type=whole, default=[256], metavar="LIST", help="that a decode step finds (default: 256)"
+    )
+    matrix.add_argument(
+        "--keep", type=comma_list(common.keep), metavar="LIST", help="of fast mode (default: the policy's)"
+    )
+    matrix.add_argument("--batch", type=whole, default=[1], metavar="LIST", help="pages at once (default: 1)")
+    matrix.add_argument(
+        "--threads", type=comma_list(common.threads), metavar="LIST", help="of a graph call (default: all cores)"
+    )
+    backends = comma_list(one_of("onnxruntime", *BACKENDS))
+    matrix.add_argument(
+        "--backend", type=backends, default=["onnxruntime"], metavar="LIST", help=f"onnxruntime, {', '.join(BACKENDS)}"
+    )
+    matrix.add_argument("--mode", type=comma_list(one_of(*MODES)), metavar="LIST", help="(default: dense,fast)")
+    matrix.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime")
+
+    rounds = parser.add_argument_group("rounds")
+    rounds.add_argument(
+        "--tests", type=comma_list(one_of(*TESTS)), metavar="LIST", help=f"(default: {','.join(TESTS)})"
+    )
+    rounds.add_argument("--repeats", type=common.at_least(1), default=7, metavar="N", help="measured rounds")
+    rounds.add_argument("--warmup", type=common.at_least(0), default=1, metavar="N", help="rounds before them")
+    rounds.add_argument("--steps", type=common.at_least(1), default=16, metavar="N", help="decode steps in a turn")
+
+    output = parser.add_argument_group("output")
+    output.add_argument("--format", choices=FORMATS, default="md", help="docs/bench.md has the fields")
+    output.add_argument("-o", "--output", type=Path, metavar="FILE", help="instead of standard output")
+    output.add_argument("--compare", type=Path, metavar="OLD.json", help="print ratios to this earlier run as well")
+    output.add_argument("--quiet", action="store_true", help="no progress; warnings and errors stay")
+    return parser
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Fill in defaults; FastOCRError for options that do not go together."""
+    if options.shape is None:
+        given = [name for name in ("layers", "weights", "dtype", "focal_layers") if getattr(options, name) is not None]
+        if given:
+            raise FastOCRError(f"--{given[0].replace('_', '-')} is for --shape; an engine has its own")
+    elif compiled := [name for name in options.backend if name != "onnxruntime"]:
+        raise FastOCRError(
+            f"--shape makes no engines of {compiled[0]}; measure an exported one: fastocr-export MODEL -o DIR "
+            f"--backend {compiled[0]}, then --engine DIR"
+        )
+    if options.compare is not None and options.format != "md" and options.output is None:
+        raise FastOCRError(f"--compare prints a table, which would mix with the {options.format}; write that with -o")
+    options.mode = options.mode or list(MODES)
+    has_onnx = importlib.util.find_spec("onnx") is not None
+    if options.tests is None:
+        options.tests = [test for test in TESTS if test != "attention" or has_onnx]
+        if not has_onnx:
+            common.note("onnx is not installed: attention alone is not measured (pip install 'fastocr-trt[export]')")
+    elif "attention" in options.tests and not has_onnx:
+        raise MissingDependencyError(
+            "attention alone needs onnx, which is not installed; install the extra: pip install 'fastocr-trt[export]'"
+        )
+
+
+def _matrix(options: argparse.Namespace, manifest: Manifest) -> Options:
+    """What to cross; checked against the engine's limits."""
+    from ..bench.environment import usable_cores
+    from ..bench.matrix import Options, check_capacities
+
+    visual = options.visual_tokens or [min(VISUAL_TOKENS, manifest.capacities.max_visual_tokens)]
+    matrix = Options(
+        backends=options.backend,
+        threads=options.threads or [usable_cores()],
+        batches=options.batch,
+        visual_tokens=visual,
+        text_tokens=options.text_tokens,
+        modes=options.mode,
+        keeps=options.keep or [manifest.policy.keep],
+        steps=options.steps,
+    )
+    check_capacities(matrix, manifest)
+    return matrix
+
+
+@contextmanager
+def _engine(options: argparse.Namespace) -> Iterator[tuple[Path, str]]:
+    """The engine directory and its name; one of --shape is made in a temporary directory and removed afterwards."""
+    if options.shape is None:
+        directory = find_engine(options.engine, quiet=True)
+        yield directory, directory.resolve().name
+        return
+    with tempfile.TemporaryDirectory(prefix="fastocr-bench-") as folder:
+        yield _made_engine(options, Path(folder)), options.shape
+
+
+def _made_engine(options: argparse.Namespace, folder: Path) -> Path:
+    """An engine with random weights, as large as the matrix asks for; FastOCRError where there is no room for it."""
+    from ..bench.memory import check_export
+    from ..fixation import FixationPolicy
+    from ..runtime.onnxruntime_session import choose_provider
+    from .export import StageReporter
+
+    shape, dtype = find_shape(options.shape, options.layers), options.dtype or "fp32"
+    policy = FixationPolicy.evenly_spaced(shape.num_layers)
+    if options.focal_layers is not None:
+        dense = tuple(layer for layer in policy.dense_layers if layer not in options.focal_layers)
+        policy = FixationPolicy(options.focal_layers, dense)
+    policy.check(shape.num_layers)
+    choose_provider([options.provider], dtype)
+    check_export(shape, dtype, options.weights, folder)
+    export_engine = common.import_exporter()
+    from ..export.random_checkpoint import random_checkpoint
+
+    console = common.stderr_console()
+    console.quiet = options.quiet
+    with tempfile.TemporaryDirectory(dir=folder) as checkpoint, StageReporter(console) as progress:
+        progress("making random weights", None)
+        random_checkpoint(Path(checkpoint), shape)
+        export_engine(
+            checkpoint,
+            folder / "engine",
+            dtype=dtype,
+            weights=options.weights,
+            policy=policy,
+            max_visual_tokens=max(options.visual_tokens or [VISUAL_TOKENS]),
+            max_text_tokens=max(options.text_tokens) + options.steps + 2,
+            max_batch=max(options.batch),
+            progress=progress,
+        )
+    return folder / "engine"
+
+
+def _measure(
+    options: argparse.Namespace, directory: Path, name: str, old: Run | None, write: Callable[[Run], None]
+) -> None:
+    """Measure and hand the run to `write`: also after Ctrl-C, with what was measured until then."""
+    from ..bench.environment import Environment
+    from ..bench.matrix import cases
+    from ..bench.measure import Turns
+    from ..bench.memory import check_run
+    from ..bench.results import Run, check_comparable, results
+    from ..bench.runners import variants
+    from ..runtime.onnxruntime_session import choose_provider
+
+    manifest = Manifest.read(directory)
+    matrix = _matrix(options, manifest)
+    wanted = cases(matrix)
+    environment = Environment.here(manifest, name, matrix.backends)
+    if old is not None:
+        check_comparable(old, environment, wanted)
+    if "onnxruntime" in matrix.backends:
+        choose_provider([options.provider], manifest.dtype)
+    if options.provider == "cpu":
+        check_run(manifest, wanted, matrix.steps, "prompt" in options.tests)
+    ways = variants(directory, manifest, wanted, options.tests, matrix.steps, options.provider)
+    if not ways:
+        raise FastOCRError(
+            "nothing is left to measure: attention alone is measured in ONNX Runtime on the CPU only; add decode"
+        )
+    turns = Turns(ways)
+
+    def run(finished: bool) -> Run:
+        rows = results(wanted, manifest, turns)
+        return Run(environment, matrix.steps, options.repeats, options.warmup, finished, rows)
+
+    try:
+        with _progress(options, len(ways) * (options.warmup + options.repeats)) as advance:
+            turns.run(options.repeats, options.warmup, advance)
+    except KeyboardInterrupt:
+        if (stopped := run(finished=False)).results:
+            write(stopped)
+        raise
+    write(run(finished=True))
+
+
+@contextmanager
+def _progress(options: argparse.Namespace, turns: int) -> Iterator[Callable[[tuple[str, Case]], None]]:
+    """A bar over the turns on a terminal; the function it gives is told which turn begins."""
+    console = common.stderr_console()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    bar = Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=options.quiet or not console.is_terminal,
+    )
+    task = bar.add_task("turns", total=turns)
+    begun = False
+
+    def advance(name: tuple[str, Case]) -> None:
+        nonlocal begun
+        bar.update(task, advance=int(begun), description=f"{name[0]}: {name[1]}")
+        begun = True
+
+    with bar:
+        yield advance
+
+
+def _command(options: argparse.Namespace) -> int:
+    from ..bench.report import comparison, csv_text, markdown
+    from ..bench.results import Run, compare
+
+    _check_options(options)
+    if options.shape is not None:
+        find_shape(options.shape, options.layers)
+    old = None if options.compare is None else Run.read(options.compare)
+    output: AtomicFile | DirectFile | None = None
+    if options.output is not None:
+        if options.compare is not None and file_ids([options.output]) & file_ids([options.compare]):
+            raise FastOCRError(f"-o would overwrite {options.compare}, which --compare reads; choose another place")
+        output = open_output(options.output, frozenset())
+    texts = {"md": markdown, "json": Run.to_json, "csv": csv_text}
+
+    def write(run: Run) -> None:
+        text = texts[options.format](run)
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            output.file.write(text)
+            output.commit()
+        if old is not None:
+            sys.stdout.write(("\n" if output is None else "") + comparison(old, run, compare(old, run)))
+        sys.stdout.flush()
+
+    try:
+        with _engine(options) as (directory, name):
+            _measure(options, directory, name, old, write)
+    finally:
+        if output is not None:
+            output.discard()
+    return common.EXIT_OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run fastocr-bench with `argv` (default: the process's); its exit code."""
+    return common.run(_parser(), _command, argv)
