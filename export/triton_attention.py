@@ -3,7 +3,8 @@
 With them, calibration and evaluation of a checkpoint run on a GPU before anything is exported. `dense`, `focal` and
 `gathered` write the new rows into the banks they are given; the registered ops copy the banks first, since an op of
 torch.library may not change its inputs. Shapes and meaning as in docs/architecture.md; `fastocr_trt.reference` is the
-definition. Nothing here waits for the device.
+definition. Nothing here waits for the device. Banks must be contiguous, since they are written where they lie;
+everything else may be strided. ValueError where the tensors do not fit each other.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def dense(
     scale: float,
 ) -> Tensor:
     """DenseAttention in place: [B,H,n,D]. visual_rows, text_rows: how much of each bank is in use."""
+    _check(query, key, value, banks)
     append(key, value, banks, seen)
     return _attend(query, banks, seen, visual_rows, text_rows, scale).output
 
@@ -76,6 +78,7 @@ def focal(
     per_kv_head: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """FocalAttention in place: output [B,H,n,D] and fixation [B,KV,k] int64, rows in order, -1 (first) where unused."""
+    _check(query, key, value, banks)
     append(key, value, banks, seen)
     result = _attend(query, banks, seen, visual_rows, text_rows, scale, scores=True)
     batch, kv_heads, rows = len(key), key.shape[1], query.shape[2]
@@ -97,6 +100,7 @@ def gathered(
     scale: float,
 ) -> Tensor:
     """GatheredAttention in place: [B,H,n,D]; writes the text bank alone."""
+    _check(query, key, value, banks)
     for bank, new in ((banks.text_key, key), (banks.text_value, value)):
         _append(new, bank, seen.text_length)
     return _attend(query, banks, seen, fixation.shape[2], text_rows, scale, fixation=fixation).output
@@ -124,6 +128,19 @@ def select(mass: Tensor, valid: Tensor, num_fixations: Tensor, fixation_size: in
     chosen = torch.where(numbers[: order.shape[-1]] < count, order, -1)
     missing = fixation_size - order.shape[-1]
     return torch.nn.functional.pad(chosen.sort(dim=-1).values, (missing, 0), value=-1)
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, banks: Banks) -> None:
+    """ValueError for what the kernels, which see addresses alone, would compute wrongly without a word."""
+    for name, bank in zip(Banks._fields, banks, strict=True):
+        if not bank.is_contiguous():
+            raise ValueError(f"the bank {name} is not contiguous, so rows cannot be written where it lies")
+    kinds = {(tensor.dtype, tensor.device) for tensor in (query, key, value, *banks)}
+    if len(kinds) > 1:
+        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(f"query, key, value and banks are {found}; they must share one dtype and one device")
+    if query.shape[1] % key.shape[1]:
+        raise ValueError(f"{query.shape[1]} query heads are not a multiple of {key.shape[1]} KV heads")
 
 
 class _Attended(NamedTuple):
@@ -170,7 +187,11 @@ def _attend(query, banks, seen, visual_rows, text_rows, scale, fixation=None, sc
         SCORES=scores,
         UPCAST=_interpreted() and query.dtype == torch.bfloat16,
     )
-    output, lse = torch.empty_like(query), torch.empty(batch, heads, rows, **f32)
+    # Contiguous: empty_like would keep the strides of a transposed query, which the kernel does not know of.
+    output, lse = (
+        torch.empty(query.shape, dtype=query.dtype, device=query.device),
+        torch.empty(batch, heads, rows, **f32),
+    )
     count = batch * heads * rows
     kernels.merge_splits[(count,)](
         partial, partial_lse, output, lse, count, splits, head_dim, triton.next_power_of_2(splits), block_d
@@ -182,7 +203,7 @@ def _append(new: Tensor, bank: Tensor, length: Tensor) -> None:
     batch, kv_heads, rows, head_dim = new.shape
     block_d = max(16, triton.next_power_of_2(head_dim))
     kernels.append_rows[(batch * kv_heads, rows)](
-        new.contiguous(), bank, length, rows, bank.shape[2], head_dim, kv_heads, block_d
+        new.contiguous(), bank, length.contiguous(), rows, bank.shape[2], head_dim, kv_heads, block_d
     )
 
 

@@ -147,3 +147,46 @@ def test_registered_ops_leave_their_inputs_alone():
         np.testing.assert_allclose(mine, theirs, atol=2e-5)
     for bank, old in zip(banks, before, strict=True):
         np.testing.assert_array_equal(bank, old)
+
+
+def test_tensors_may_be_strided():
+    """As a model's are, whose heads are a transposed view."""
+    tensors, banks, state = case(2, 2, 2, 5, 16, 9, 6)
+    arrays, rows = oracle(tensors, banks, state), rows_in_use(state)
+    tensors = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
+    strided = Seen(*(torch.stack([torch.from_numpy(a), torch.from_numpy(a) + 1], -1)[..., 0] for a in state))
+    assert not tensors[0].is_contiguous() and not strided.visual_length.is_contiguous()
+    device_banks, _ = on_device(banks, state)
+    got = attention.dense(*tensors, device_banks, strided, *rows, 0.2)
+    want = reference.dense_attention(*arrays, scale=0.2)
+    np.testing.assert_allclose(got, want.output, atol=2e-5)
+    for bank, present in zip(device_banks, want[1:], strict=True):
+        np.testing.assert_array_equal(bank.double(), present)
+    fixation = torch.tensor([[[0, 2, -1]] * 2] * 2)
+    want = reference.gathered_attention(*arrays[:7], state[1], *state[2:], fixation.numpy(), scale=0.2)
+    strided_fixation = fixation.transpose(0, 2).contiguous().transpose(0, 2)
+    device_banks, _ = on_device(banks, state)
+    got = attention.gathered(*tensors, device_banks, strided, rows[1], strided_fixation, 0.2)
+    np.testing.assert_allclose(got, want.output, atol=2e-5)
+
+
+def test_what_the_kernels_cannot_see_is_told():
+    tensors, banks, state = case(1, 2, 2, 1, 16, 4, 2)
+    device_banks, seen = on_device(banks, state)
+    strided = device_banks._replace(text_key=banks[2].transpose(1, 2).contiguous().transpose(1, 2))
+    with pytest.raises(ValueError, match="the bank text_key is not contiguous"):
+        attention.dense(*tensors, strided, seen, 4, 3, 0.2)
+    with pytest.raises(ValueError, match=r"torch\.float16 on cpu, torch\.float32 on cpu; they must share"):
+        attention.dense(tensors[0].half(), *tensors[1:], device_banks, seen, 4, 3, 0.2)
+    with pytest.raises(ValueError, match="3 query heads are not a multiple of 2 KV heads"):
+        attention.focal(tensors[0][:, :3], *tensors[1:], device_banks, seen, 4, 3, torch.tensor([1]), 1, 0.2)
+
+
+def test_a_page_without_visual_rows_has_no_fixation():
+    tensors, banks, state = case(2, 2, 2, 1, 16, 0, 4)
+    device_banks, seen = on_device(banks, state)
+    output, fixation = attention.focal(*tensors, device_banks, seen, 0, 5, torch.tensor([2, 0]), 3, 0.2)
+    np.testing.assert_allclose(
+        output, reference.dense_attention(*oracle(tensors, banks, state), scale=0.2).output, atol=2e-5
+    )
+    assert (fixation == -1).all() and fixation.shape == (2, 2, 3)
