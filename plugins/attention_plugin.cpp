@@ -62,7 +62,7 @@ char const* AttentionPlugin::getPluginNamespace() const noexcept {
 
 int32_t AttentionPlugin::setTactic(int32_t tactic) noexcept {
     return guarded(name(), kFailed, [&] {
-        auto const last = static_cast<int32_t>(kTacticSplits.size());
+        int32_t const last = getNbTactics(); // the workspace has room for those of getValidTactics alone
         if (tactic < 0 || tactic > last) {
             throw PluginError("tactic is " + std::to_string(tactic) + "; it must be 0 to " + std::to_string(last));
         }

@@ -1,6 +1,7 @@
 #include "fields.h"
 
 #include <cmath>
+#include <cstring>
 #include <set>
 #include <string>
 
@@ -57,13 +58,21 @@ void checkSingle(PluginField const& field) {
     }
 }
 
+// Fields of an engine file lie where they lie, not where a Value must.
+template <typename Value>
+Value readValue(PluginField const& field) {
+    Value value;
+    std::memcpy(&value, field.data, sizeof(value));
+    return value;
+}
+
 int64_t readInteger(PluginField const& field) {
     checkSingle(field);
     if (field.type == PluginFieldType::kINT64) {
-        return *static_cast<int64_t const*>(field.data);
+        return readValue<int64_t>(field);
     }
     if (field.type == PluginFieldType::kINT32) {
-        return *static_cast<int32_t const*>(field.data);
+        return readValue<int32_t>(field);
     }
     throw PluginError(quoted(field.name) + " is " + typeName(field.type) + "; it must be INT64 or INT32");
 }
@@ -73,7 +82,7 @@ float readScale(PluginField const& field) {
     if (field.type != PluginFieldType::kFLOAT32) {
         throw PluginError(quoted(kScale) + " is " + typeName(field.type) + "; it must be FLOAT32");
     }
-    float const scale = *static_cast<float const*>(field.data);
+    auto const scale = readValue<float>(field);
     if (!std::isfinite(scale) || scale <= 0.F) {
         throw PluginError(quoted(kScale) + " is " + std::to_string(scale) + "; it must be finite and above 0");
     }

@@ -147,8 +147,9 @@ def check(library, op, rows, dtype, *, status=0, extra=None, change=None, tactic
     return log, int(got.status[0])
 
 
-def test_host_code(library):
-    done = subprocess.run([library.parent / "tests" / "plugin_test", library], capture_output=True, text=True)
+@pytest.mark.parametrize("program", ["plugin_test", "plugin_abuse"])
+def test_host_code(library, program):
+    done = subprocess.run([library.parent / "tests" / program, library], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from fastocr_trt.errors import FastOCRError, MissingDependencyError
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = {False: ("fastocr_plugin_cpu", "plugin_driver", "plugin_test"), True: ("fastocr_plugin",)}
+TARGETS = {False: ("fastocr_plugin_cpu", "plugin_driver", "plugin_test", "plugin_abuse"), True: ("fastocr_plugin",)}
 
 
 def build_directory(cuda: bool) -> Path:
