@@ -1,0 +1,185 @@
+"""fastocr-parse --trace and fastocr-trace: what is written, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+from trace_helpers import CELL, at, image, trace_of
+
+from fastocr_trt.cli import parse
+from fastocr_trt.cli import trace as command
+from fastocr_trt.demo.pages import generate_page
+from fastocr_trt.runtime.trace import Trace
+
+TEXT = "hello <b>world</b> \N{GRINNING FACE} end"
+
+
+def made_up() -> Trace:
+    gazes = [[at(0.25 * i, 3)] for i in range(len(TEXT))]
+    return replace(trace_of(TEXT, gazes), source="scan.pdf", page=2)
+
+
+@pytest.fixture
+def traced(tmp_path):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    made_up().save(folder / "scan.p2.npz")
+    return folder
+
+
+def run(*argv) -> int:
+    return command.main([str(each) for each in argv])
+
+
+@pytest.fixture(scope="module")
+def read(demo_engine_dir, tmp_path_factory):
+    """Three pages read in batches of two with --trace; the folder, and the JSON output."""
+    folder = tmp_path_factory.mktemp("read")
+    for name, seed in (("a", 1_320), ("b", 1_321)):
+        (folder / name).mkdir()
+        generate_page(seed, visual_tokens=64).image.save(folder / name / "page.png")
+    pages = [generate_page(seed, visual_tokens=64).image for seed in (1_322, 1_323)]
+    pages[0].save(folder / "two.tif", save_all=True, append_images=pages[1:])
+    inputs = [folder / "a" / "page.png", folder / "b" / "page.png", folder / "two.tif"]
+    argv = [*inputs, "--engine", demo_engine_dir, "--trace", folder / "traces", "--format", "json"]
+    argv += ["-o", folder / "out.json", "--batch", 3, "--threads", 1, "--quiet"]
+    assert parse.main([str(each) for each in argv]) == 0
+    return folder, json.loads((folder / "out.json").read_text(encoding="utf-8"))
+
+
+def test_every_page_has_a_file_of_its_own(read):
+    folder, output = read
+    names = ["page.p1.npz", "page-2.p1.npz", "two.p1.npz", "two.p2.npz"]
+    assert [page["trace"] for page in output["pages"]] == [str(folder / "traces" / name) for name in names]
+    assert sorted(each.name for each in (folder / "traces").iterdir()) == sorted(names)
+    for page in output["pages"]:
+        trace = Trace.load(page["trace"])
+        assert (trace.text, trace.source, trace.page) == (page["text"], page["source"], page["page"])
+
+
+def test_words_have_boxes_on_their_page(read):
+    _, output = read
+    for page in output["pages"]:
+        assert [word["text"] for word in page["words"]] == page["text"].split()
+        for word in page["words"]:
+            assert page["text"][word["start"] : word["end"]] == word["text"] and word["image"] == 1
+            left, top, right, bottom = word["box"]
+            assert 0 <= left < right <= 224 and 0 <= top < bottom <= 224
+            assert 0 <= word["confidence"] <= 1 and 0 < word["probability"] <= 1
+            assert word["doubtful"] is (word["confidence"] < 0.5)
+
+
+def test_boxes_lie_on_ink(read):
+    folder, output = read
+    grey = np.asarray(Image.open(folder / "a" / "page.png").convert("L"))
+    for word in output["pages"][0]["words"]:
+        left, top, right, bottom = (round(edge) for edge in word["box"])
+        assert grey[max(top - CELL // 2, 0) : bottom + CELL // 2, left:right].min() < 128
+
+
+def test_without_trace_there_are_no_fields_of_it(demo_engine_dir, read, capsys):
+    page = read[0] / "a" / "page.png"
+    argv = [page, "--engine", demo_engine_dir, "--format", "json", "--threads", 1, "--quiet"]
+    assert parse.main([str(each) for each in argv]) == 0
+    plain = json.loads(capsys.readouterr().out)["pages"][0]
+    assert not {"trace", "words"} & set(plain)
+    assert plain["text"] == read[1]["pages"][0]["text"]
+
+
+def test_a_trace_folder_that_cannot_be_written_is_told_before_the_work(demo_engine_dir, read, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    page = read[0] / "a" / "page.png"
+    argv = [page, "--engine", demo_engine_dir, "--trace", tmp_path / "file" / "traces"]
+    assert parse.main([str(each) for each in argv]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "cannot write" in shown.err and "is a file, not a folder" in shown.err
+
+
+def test_png_is_the_page_with_heat_and_boxes(traced, tmp_path):
+    assert run(traced, "-o", tmp_path / "out.png") == 0
+    picture = np.asarray(Image.open(tmp_path / "out.png"))
+    assert picture.shape == (8 * CELL, 8 * CELL, 3)
+    row = picture[3 * CELL : 4 * CELL]
+    assert (row[..., 0].astype(int) - row[..., 2] > 60).mean() > 0.5  # the row that was looked at is red
+    assert (picture[6 * CELL :] == 255).all()  # what was not looked at is bare
+
+
+def test_gif_moves_along_the_line(traced, tmp_path):
+    assert run(traced / "scan.p2.npz", "-o", tmp_path / "out.gif") == 0
+    frames = [np.asarray(f.convert("RGB"), int) for f in ImageSequence.Iterator(Image.open(tmp_path / "out.gif"))]
+    assert len(frames) > 10
+    centres = []
+    for frame in frames:
+        heat = np.clip(frame[3 * CELL : 4 * CELL, :, 0] - frame[3 * CELL : 4 * CELL, :, 2], 0, None).sum(0)
+        centres.append((heat * np.arange(heat.size)).sum() / heat.sum())
+    assert centres[-1] - centres[0] > 4 * CELL
+    assert all(later > earlier - CELL for earlier, later in pairwise(centres))
+
+
+def test_html_needs_no_network_and_keeps_the_text_harmless(traced, tmp_path):
+    assert run(traced, "-o", tmp_path / "out.html") == 0
+    written = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "data:image/jpeg;base64," in written and "<b>world" not in written
+    data = json.loads(written.split('id="data">')[1].split("</script>")[0])
+    assert data[0]["text"] == TEXT and data[0]["name"] == "scan.pdf, page 2"
+    urls = [part for part in written.replace('"http://www.w3.org/2000/svg"', "").split() if "://" in part]
+    assert urls == []
+
+
+def test_several_traces_make_numbered_pictures_or_one_html(traced, tmp_path):
+    for page in (10, 9):
+        trace = replace(made_up(), page=page)
+        trace.save(traced / f"scan.p{page}.npz")
+    assert run(traced, "-o", tmp_path / "out.png") == 0
+    assert sorted(p.name for p in tmp_path.glob("*.png")) == ["out-1.png", "out-2.png", "out-3.png"]
+    assert run(traced, "-o", tmp_path / "out.html") == 0
+    written = (tmp_path / "out.html").read_text(encoding="utf-8")
+    places = [written.rindex(f'page {page}"') for page in (2, 9, 10)]
+    assert places == sorted(places)
+
+
+def test_a_page_of_two_images_is_drawn_whole(tmp_path):
+    images = (image(), image(16, 4, first_row=64))
+    trace = trace_of("ab", [[at(1, 1)], [at(2, 1, 16, 64)]], images)
+    trace.save(tmp_path / "a.npz")
+    for form in ("png", "gif", "html"):
+        assert run(tmp_path / "a.npz", "-o", tmp_path / f"out.{form}") == 0
+    assert Image.open(tmp_path / "out.png").size == (16 * CELL, 12 * CELL + 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["traces", "-o", "out.pdf"], ".html, .png, .gif"),
+        (["traces", "-o", "out"], ".html, .png, .gif"),
+        (["nowhere.npz", "-o", "out.png"], "there is no trace at"),
+        (["empty", "-o", "out.png"], "has no traces"),
+        (["page.png", "-o", "out.png"], "is not a trace"),
+        (["traces", "-o", "page.png/out.png"], "is a file, not a folder"),
+        (["traces", "-o", "folder.png"], "is a directory"),
+        (["wordless.npz", "-o", "out.gif"], "no tokens"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(traced, tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder.png").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "page.png")
+    trace_of("", []).save(tmp_path / "wordless.npz")
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and said in error
+    assert not [each.name for each in tmp_path.iterdir() if each.name.startswith((".", "out"))]
+
+
+def test_a_trace_without_text_is_drawn_all_the_same(tmp_path):
+    trace_of("", []).save(tmp_path / "a.npz")
+    assert run(tmp_path / "a.npz", "-o", tmp_path / "out.png") == 0
+    assert run(tmp_path / "a.npz", "-o", tmp_path / "out.html") == 0
+    assert Image.open(io.BytesIO((tmp_path / "out.png").read_bytes())).size == (224, 224)
