@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -241,8 +242,9 @@ def _bytes(array: Any) -> int:
 
 def missing_tool(*, cuda: bool = False) -> str | None:
     """The name of a tool that a build needs and this machine lacks; None where all are there."""
+    places = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"))  # where CMake looks for nvcc
     wanted = ["cmake", "c++", *(["nvcc"] if cuda else [])]
-    return next((tool for tool in wanted if shutil.which(tool) is None), None)
+    return next((tool for tool in wanted if shutil.which(tool, path=places) is None), None)
 
 
 def build(directory: Path | None = None, *, cuda: bool = False, options: tuple[str, ...] = ()) -> Path:
