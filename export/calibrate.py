@@ -21,7 +21,7 @@ from ..errors import FastOCRError
 from .calibrate_pages import CalibrationPage, Pages
 from .calibrate_record import read_dense
 from .calibrate_store import CalibrationStore
-from .calibrate_verify import FEWEST_PAGES, Verification, pick, verify
+from .calibrate_verify import FEWEST_PAGES, Verification, dense_accuracy, pick, verify
 from .checkpoint import Checkpoint
 from .engine_directory import DEMO_PROMPT, describe_model, read_config
 from .fixation_method import Fixation
@@ -33,6 +33,7 @@ from .transformers_reader import TransformersReader
 
 MOST_FOCAL = 5
 MIN_TOKENS = 8
+POOR_ACCURACY = 0.5  # of dense reading, below which retention is mostly chance
 
 
 class Progress(Protocol):
@@ -74,12 +75,13 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All that was found. masses: RecoveredMass of each keep, selections per KV head; verified: by rising reads;
-    chosen keeps the target or, where `kept` is False, comes closest to it."""
+    """All that was found. masses: RecoveredMass of each keep, selections per KV head; dense_accuracy: against the
+    texts, None without; verified: by rising reads; chosen keeps the target or, where `kept` is False, comes closest."""
 
     loaded: Loaded
     options: Options
     pages: dict[str, Any]
+    dense_accuracy: float | None
     masses: dict[float, RecoveredMass]
     choices: list[Choice]
     verified: list[Verification]
@@ -101,6 +103,7 @@ class Calibration:
                 "prompt": self.options.prompt,
                 "max_new_tokens": self.options.max_new_tokens,
                 "pages": self.pages,
+                "dense_accuracy": self.dense_accuracy,
                 "steps": first.steps,
                 "visual_tokens": first.visual_tokens,
                 "layers": {
@@ -162,7 +165,7 @@ def calibrate(
 ) -> Calibration:
     """Record, choose, verify. `store`: the file that a stopped run goes on from; `fresh` begins it anew.
 
-    Raises FastOCRError where there is no page to read, or none on which two tokens are written.
+    Raises FastOCRError where there is no page to read, none on which enough is written, or texts of other pages.
     """
     head = {
         "model": loaded.model,
@@ -176,14 +179,15 @@ def calibrate(
     if not found:
         raise FastOCRError("there is no page to calibrate on: none of those given can be read")
     dense = [record.dense(page.digest) for page in found]
-    _warn_of_readings(dense, options, warn)
+    texts = [page.text for page in found]
+    accuracy = dense_accuracy(dense, texts)
+    _warn_of_readings(dense, accuracy, options, warn)
     total = MassRecorder(loaded.reader.num_layers, options.keeps, MIN_TOKENS)
     for page in found:
         part = MassRecorder(loaded.reader.num_layers, options.keeps, MIN_TOKENS)
         part.restore(record.sums(page.digest))
         total.add(part)
     choices = frontier(total, MOST_FOCAL)
-    texts = [page.text for page in found]
     verified = []
     tried = candidates(choices, options.least_recovered, options.candidates)
     if tried[0].recovered < options.least_recovered:
@@ -203,7 +207,7 @@ def calibrate(
         "digests": [page.digest for page in found],
     }
     masses = {keep: total.result(keep, True) for keep in options.keeps}
-    return Calibration(loaded, options, about, masses, choices, verified, chosen, kept)
+    return Calibration(loaded, options, about, accuracy, masses, choices, verified, chosen, kept)
 
 
 def write_policy(path: Path, calibration: Calibration) -> None:
@@ -303,7 +307,14 @@ def _memory(batch: int) -> Iterator[None]:
         ) from None
 
 
-def _warn_of_readings(dense: Sequence[Reading], options: Options, warn: Callable[[str], None]) -> None:
+def _warn_of_readings(
+    dense: Sequence[Reading], accuracy: float | None, options: Options, warn: Callable[[str], None]
+) -> None:
+    if accuracy is not None and accuracy < POOR_ACCURACY:
+        warn(
+            f"dense reading gets {accuracy:.1%} of the texts' characters right: what is kept of so little says little; "
+            "give pages that the model can read, or see whether the texts belong to them"
+        )
     cut = sum(reading.finish_reason == "length" for reading in dense)
     if cut:
         warn(

@@ -58,20 +58,32 @@ class Verification:
         }
 
 
+def dense_accuracy(dense: Sequence[Reading], texts: Sequence[str | None]) -> float | None:
+    """Character accuracy of dense reading on the pages that have a text (0 to 1), None where none has.
+
+    FastOCRError where it is 0: then retention is no number.
+    """
+    pairs = [(reading.text, text) for reading, text in zip(dense, texts, strict=True) if text is not None]
+    if not pairs:
+        return None
+    accuracy = metrics.character_accuracy(*zip(*pairs, strict=True))
+    if accuracy == 0:
+        raise FastOCRError(
+            f"dense reading has a character accuracy of 0 on the {len(pairs)} pages with a text: the texts belong to "
+            "other pages, or the model cannot read these; leave the texts out to compare with dense output alone"
+        )
+    return accuracy
+
+
 def verify(
     choice: Choice, readings: Sequence[Reading], dense: Sequence[Reading], texts: Sequence[str | None]
 ) -> Verification:
-    """Compare page by page; all three in the same order. FastOCRError where dense reads nothing of the texts."""
+    """Compare page by page; all three in the same order."""
     written, baseline = [r.text for r in readings], [r.text for r in dense]
     known = [i for i, text in enumerate(texts) if text is not None]
     retention = None
     if known:
         ours, theirs, truths = ([source[i] for i in known] for source in (written, baseline, texts))
-        if metrics.character_accuracy(theirs, truths) == 0:
-            raise FastOCRError(
-                f"dense reading has a character accuracy of 0 on the {len(known)} pages with a text: the texts belong "
-                "to other pages, or the model cannot read these; leave the texts out to compare with dense output alone"
-            )
         retention = metrics.retention_interval(ours, theirs, truths)
     return Verification(
         choice=choice,

@@ -274,6 +274,7 @@ def _conditions(calibration: Calibration) -> str:
         "pages": f"{pages['count']} ({pages['source']}), {pages['with_text']} with text, "
         f"{first.visual_tokens:.0f} visual tokens on average",
         "decode steps": f"{first.steps:,}, at most {options.max_new_tokens} tokens a page",
+        "dense accuracy": "no texts" if calibration.dense_accuracy is None else f"{calibration.dense_accuracy:.1%}",
         "prompt": options.prompt,
         **{name.replace("_", " "): str(value) for name, value in calibration.loaded.environment.items()},
     }

@@ -16,7 +16,7 @@ from fastocr_trt.export import calibrate as module  # noqa: E402
 from fastocr_trt.export.calibrate_pages import GeneratedPages  # noqa: E402
 from fastocr_trt.export.calibrate_record import DenseRecording, read_dense  # noqa: E402
 from fastocr_trt.export.calibrate_store import CalibrationStore  # noqa: E402
-from fastocr_trt.export.calibrate_verify import FEWEST_PAGES, pick, verify  # noqa: E402
+from fastocr_trt.export.calibrate_verify import FEWEST_PAGES, dense_accuracy, pick, verify  # noqa: E402
 from fastocr_trt.export.masked_reading import Dense, MaskedReader, Reading  # noqa: E402
 from fastocr_trt.export.source import find_checkpoint  # noqa: E402
 from fastocr_trt.export.transformers_reader import TransformersReader  # noqa: E402
@@ -236,5 +236,15 @@ def test_texts_are_the_judge_where_there_are_some():
     verification = judge(choice(1), 1, 3, truths)
     assert verification.texts == 2 and verification.judged == verification.retention
     assert verification.retention.value > 1 > verification.against_dense.value  # it read better than dense
-    with pytest.raises(FastOCRError, match="accuracy of 0 on the 3 pages"):
-        judge(choice(1), 1, 3, ["zzzzzzzzzz"] * 3)
+
+
+def test_texts_of_other_pages_are_refused_and_a_model_that_reads_badly_is_told(demo, tmp_path):
+    assert dense_accuracy(readings(["abcd", "x"]), ["abcX", None]) == 0.75
+    assert dense_accuracy(readings(["abcd"]), [None]) is None
+    with pytest.raises(FastOCRError, match="accuracy of 0 on the 2 pages"):
+        dense_accuracy(readings(["abcd", "efgh"]), ["zzzz", "zzzz"])
+    told: list[str] = []
+    pages = GeneratedPages(2, visual_tokens=64)
+    options = module.Options(PROMPT, max_new_tokens=6, candidates=1)  # cut so early that most of the text is missing
+    module.calibrate(demo, pages, options, tmp_path / "r.npz", False, Silent(), told.append)
+    assert any("of the texts' characters right" in text for text in told)

@@ -55,7 +55,8 @@ class StageProgress:
     def __exit__(self, kind, error, trace) -> None:
         self._end(told=kind is None)
 
-    def begin(self, stage: str, pages: int) -> None:
+    def begin(self, stage: str, pages: int | None) -> None:
+        """pages: None where the stage is not about pages."""
         self._end(told=True)
         self._stage, self._started = stage, time.perf_counter()
         self._bar = PageProgress(self._console, pages, self._shown, streams=False, label=stage)
@@ -105,6 +106,8 @@ def verdict(calibration: Calibration, few: int) -> str:
     chosen, target = calibration.chosen, calibration.options.target
     what = "retention" if chosen.retention else "character accuracy against dense output"
     how = "the interval's lower bound counts" if chosen.judged_pages >= few else f"fewer than {few} pages: no interval"
+    dense = calibration.dense_accuracy
+    what += "" if dense is None else f" (of dense reading's {dense:.1%} accuracy)"
     measured = f"{what} {_interval(chosen.judged)} on {chosen.judged_pages} pages, target {target:.1%}; {how}"
     return f"policy: {describe_policy(chosen.choice.policy)}\n  {measured}"
 
@@ -201,6 +204,7 @@ def _command(options: argparse.Namespace) -> int:
     console = common.stderr_console()
     started = time.perf_counter()
     with StageProgress(console, not options.quiet) as progress:
+        progress.begin("loading the model", None)
         loaded = module.load(options.model, options.dtype, options.device, options.threads, options.prompt)
         settings = module.Options(
             prompt=loaded.prompt,
