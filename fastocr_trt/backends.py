@@ -6,6 +6,7 @@ profiles `prefill` and `decode` of one engine, so one copy of the weights); with
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -83,7 +84,7 @@ class BackendRecord:
         """Raises EngineError where `data`, the manifest's `backends[name]`, is not such a record."""
         try:
             made = record(cls, data, f"backends.{name}", -1)
-            _check_places(made)
+            _check_values(made)
             return made
         except ValueError as error:
             raise EngineError(
@@ -149,9 +150,14 @@ def rebuild_command(directory: Path | str, name: str, compute_capabilities: tupl
     return f"fastocr-export {shlex.quote(str(directory))} --backend {name}{wanted if name != 'tensorrt' else ''}"
 
 
-def _check_places(made: BackendRecord) -> None:
-    """ValueError for an engine file outside the backends' folders."""
+def _check_values(made: BackendRecord) -> None:
+    """ValueError for an engine file outside the backends' folders, and for what is no version in a command to paste."""
     for file in made.engines.values():
         parts = PurePosixPath(file.file).parts
-        if len(parts) != 2 or parts[0] not in FOLDERS.values() or parts[1] == "..":
-            raise ValueError(f"it names the file {file.file!r}, outside {' and '.join(FOLDERS.values())}")
+        if len(parts) != 2 or parts[0] not in FOLDERS.values() or not re.fullmatch(r"\w[\w.-]{0,99}", parts[1]):
+            raise ValueError(f"it names the file {file.file[:200]!r}, outside {' and '.join(FOLDERS.values())}")
+    if not re.fullmatch(r"[0-9][\w.+-]{0,49}", made.version):
+        raise ValueError(f"version is {made.version[:60]!r}, not a version")
+    for capability in made.compute_capabilities:
+        if not re.fullmatch(r"[0-9]{1,2}[.][0-9]", capability):
+            raise ValueError(f"compute capability {capability[:60]!r} is none, such as 8.9")

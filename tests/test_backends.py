@@ -34,6 +34,8 @@ def test_a_record_survives_json():
         ({"compute_capabilities": "8.9"}, "not a list"),
         ({"engines": {"decoder": {}}}, "lacks"),
         ({"more": 1}, "unknown fields ['more']"),
+        ({"version": "1.7; reboot"}, "version is '1.7; reboot', not a version"),
+        ({"compute_capabilities": ["8.9", "8.9; reboot"]}, "compute capability '8.9; reboot' is none"),
     ],
 )
 def test_a_record_that_does_not_fit_is_told_with_the_way_out(change, told):
@@ -43,7 +45,18 @@ def test_a_record_that_does_not_fit_is_told_with_the_way_out(change, told):
     assert told in str(caught.value) and "fastocr-export ENGINE_DIR --backend tensorrt-rtx" in str(caught.value)
 
 
-@pytest.mark.parametrize("file", ["../x.engine", "decoder.engine", "/etc/passwd", "tensorrt_rtx/..", "other/x.engine"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../x.engine",
+        "decoder.engine",
+        "/etc/passwd",
+        "tensorrt_rtx/..",
+        "other/x.engine",
+        "tensorrt_rtx/" + "x" * 300,
+        "tensorrt_rtx/\0.engine",
+    ],
+)
 def test_engine_files_lie_in_the_backends_folders(file):
     data = json.loads(json.dumps(make_record().to_dict()))
     data["engines"]["decoder"]["file"] = file
