@@ -91,7 +91,9 @@ def roc_area(signal: np.ndarray, wrong: np.ndarray) -> float:
     """Chance that a wrong word has a higher `signal` than a right one, ties half; NaN where one kind is absent."""
     wrong = wrong.astype(bool)
     ours, others = signal[wrong][:, None], signal[~wrong][None]
-    return float(((ours > others).mean() + (ours == others).mean()) / 2) if ours.size and others.size else float("nan")
+    if not ours.size or not others.size:
+        return float("nan")
+    return float((ours > others).mean() + (ours == others).mean() / 2)
 
 
 def interval(pages: Sequence[np.ndarray], statistic) -> str:
