@@ -19,7 +19,8 @@ FRAME_MS = 90
 LAST_MS = 1500
 _TRAIL = 0.6  # what is left of the last frame's heat
 _CAPTION = 26
-_COLOURS = 64
+_COLOURS = 96
+_TEXT = (20, 20, 20)
 
 
 def moving_gaze(trace: Trace) -> bytes:
@@ -46,7 +47,8 @@ def moving_gaze(trace: Trace) -> bytes:
         frames.append(_captioned(shown, written))
     # One palette for all frames, from a picture that has every colour in it: palettes of their own would flicker.
     ramp = np.linspace(0, 1, 16)[None]
-    palette = stack([*(paint(p, ramp) for p in pictures), frames[-1]]).quantize(_COLOURS)
+    dark = Image.new("RGB", (plain.width, _CAPTION), _TEXT)
+    palette = stack([*(paint(p, ramp) for p in pictures), frames[-1], dark]).quantize(_COLOURS)
     indexed = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     stream = io.BytesIO()
     durations = [FRAME_MS] * (len(indexed) - 1) + [LAST_MS]
@@ -62,5 +64,5 @@ def _captioned(picture: Image.Image, written: str) -> Image.Image:
     line = written.rstrip("\n").rsplit("\n", 1)[-1][-200:]
     while line and pen.textlength(line, font) > picture.width - 12:
         line = line[1:]
-    pen.text((6, picture.height + 4), line, fill=(20, 20, 20), font=font)
+    pen.text((6, picture.height + 4), line, fill=_TEXT, font=font)
     return frame
