@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fastocr_trt.backends import BackendRecord
 from fastocr_trt.cli import _common, _engines, export, parse
 from fastocr_trt.errors import ExportError
 from fastocr_trt.fixation import FixationPolicy
@@ -87,7 +88,18 @@ def test_stages_with_times_and_a_summary(exporter, tmp_path, capsys):
     assert "qwen2_5_vl, 6 layers, fp16, int4 weights" in shown.out
     assert "dense layers 0; focal layers 2, 5; the others read 5% of the visual tokens" in shown.out
     assert "768 visual tokens, 1024 text tokens, batch of 2" in shown.out
-    assert f"next: fastocr-parse PAGE --engine {tmp_path / 'demo'}" in shown.out
+    assert shown.out.splitlines()[-1] == f"next: fastocr-parse PAGE --engine {tmp_path / 'demo'}"
+
+
+def test_engines_are_summed_up_before_the_next_step(exporter, tmp_path, capsys, monkeypatch):
+    record = BackendRecord("1.7", ("8.9",), "1", {})
+    prepared = SimpleNamespace(note=None, library=SimpleNamespace(name="tensorrt-rtx"))
+    builder = SimpleNamespace(prepare=lambda *_: prepared, build_engines=lambda *_, **__: record)
+    monkeypatch.setattr(export, "import_builder", lambda: builder)
+    assert export.main(["demo", "-o", str(tmp_path / "demo"), "--backend", "tensorrt-rtx"]) == 0
+    *_, engines, following = capsys.readouterr().out.splitlines()
+    assert engines.startswith("  tensorrt-rtx 1.7 for 8.9, decoder with the plugin")
+    assert following.startswith("next: fastocr-parse")
 
 
 def test_a_policy_file(exporter, tmp_path):
@@ -167,6 +179,13 @@ class TestWithoutTorch:
         assert done.returncode == 2 and not (tmp_path / "demo").exists()
         assert done.stderr.endswith("install the extra: pip install 'fastocr-trt[export]'\n")
         assert "Traceback" not in done.stderr
+
+    def test_engines_of_an_engine_directory_need_onnx_alone(self, demo_engine_dir):
+        done = self.run("export", str(demo_engine_dir), "--backend", "tensorrt-rtx")
+        assert done.returncode == 2
+        assert done.stderr == (
+            "error: building engines needs onnx, which is not installed: pip install onnx (torch is not needed)\n"
+        )
 
     def test_parse_names_it_where_the_demo_is_not_there(self, tmp_path):
         page = Path(__file__).parents[1] / "examples" / "page-3.png"

@@ -272,6 +272,11 @@ class TestRefusals:
         with pytest.raises(MissingDependencyError, match="not installed; pip install tensorrt"):
             build.prepare("tensorrt")
 
+    def test_one_absent_of_several(self, monkeypatch, demo_engine_dir, capsys):
+        monkeypatch.setitem(sys.modules, "tensorrt", None)
+        assert cli.main([str(demo_engine_dir), "--backend", "all"]) == 2
+        assert capsys.readouterr().err.endswith("or build without tensorrt: --backend tensorrt-rtx\n")
+
     def test_tensorrt_too_old(self, tensorrt):
         tensorrt(version="10.2.0.1")
         with pytest.raises(

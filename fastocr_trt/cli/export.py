@@ -13,7 +13,7 @@ from types import ModuleType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..backends import BACKENDS, FOLDERS, BackendRecord
+from ..backends import BACKENDS, BackendRecord
 from ..errors import FastOCRError, MissingDependencyError
 from ..fixation import FixationPolicy
 from ..manifest import MANIFEST_NAME, Manifest
@@ -113,8 +113,8 @@ def describe_policy(policy: FixationPolicy) -> str:
     return f"dense layers {dense}; focal layers {focal}; the others read {policy.keep * 100:g}% of the visual tokens"
 
 
-def summary(manifest: Manifest, directory: Path, elapsed: float) -> str:
-    """What was written, for people."""
+def summary(manifest: Manifest, directory: Path, elapsed: float, engines: Sequence[str] = ()) -> str:
+    """What was written, for people. engines: a line for each backend that was built for."""
     shape, room = manifest.decoder, manifest.capacities
     files = ", ".join(
         f"{record.file} {common.size_text(record.size)}"
@@ -130,6 +130,7 @@ def summary(manifest: Manifest, directory: Path, elapsed: float) -> str:
             f"  policy   {describe_policy(manifest.policy)}",
             f"  limits   {room.max_visual_tokens} visual tokens, {room.max_text_tokens} text tokens, "
             f"batch of {room.max_batch}",
+            *engines,
             f"next: fastocr-parse PAGE --engine {directory}",
         ]
     )
@@ -170,15 +171,15 @@ def plugin_choice(text: str) -> str | Path:
 
 
 def import_builder() -> ModuleType:
-    """The module `export.build`, or MissingDependencyError that names the extra `export`."""
+    """The module `export.build`, or MissingDependencyError that names what to install: onnx, but not torch."""
     try:
         from ..export import build
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("fastocr_trt"):
             raise
         raise MissingDependencyError(
-            f"building engines needs {error.name}, which is not installed; "
-            "install the extra: pip install 'fastocr-trt[export]'"
+            f"building engines needs {error.name}, which is not installed: pip install {error.name} "
+            "(torch is not needed)"
         ) from None
     return build
 
@@ -316,7 +317,7 @@ def _command(options: argparse.Namespace) -> int:
             "over: calibrate this one with fastocr-calibrate"
         )
     built = _build(options, output, prepared)
-    print("\n".join([summary(manifest, output, time.perf_counter() - started), *built]))
+    print(summary(manifest, output, time.perf_counter() - started, built))
     return common.EXIT_OK
 
 
@@ -357,7 +358,17 @@ def _prepare(options: argparse.Namespace, backends: list[str]) -> list:
     if not backends:
         return []
     prepare = import_builder().prepare
-    return [prepare(name, options.plugin, options.compute_capability, options.builder_memory) for name in backends]
+    prepared = []
+    for name in backends:
+        try:
+            made = prepare(name, options.plugin, options.compute_capability, options.builder_memory)
+        except MissingDependencyError as error:
+            others = ",".join(other for other in backends if other != name)
+            if not others:
+                raise
+            raise MissingDependencyError(f"{error}; or build without {name}: --backend {others}") from None
+        prepared.append(made)
+    return prepared
 
 
 def _build(options: argparse.Namespace, directory: Path, prepared: list) -> list[str]:
@@ -376,7 +387,7 @@ def _build(options: argparse.Namespace, directory: Path, prepared: list) -> list
                 progress,
                 announce=lambda text: console.print(text, markup=False),
             )
-        lines.append(engines_summary(FOLDERS[backend.library.name], record))
+        lines.append(engines_summary(backend.library.name, record))
     return lines
 
 
