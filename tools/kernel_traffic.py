@@ -115,8 +115,15 @@ CALLS = (
 
 
 def table() -> str:
-    """The kernels of some calls of a decoder layer with 16 query heads, 2 KV heads and head_dim 128 in 16 bits."""
-    lines = ["| call | kernel | must move | moves | ratio |", "|---|---|--:|--:|--:|"]
+    """The kernels of some calls of a decoder layer, as Markdown that says what is counted."""
+    shape = Call("dense", 0, 0)
+    lines = [
+        f"Bytes of one call of one decoder layer: {shape.num_attention_heads} query heads, {shape.num_key_value_heads} KV "
+        f"heads, head_dim {shape.head_dim}, {8 * shape.element_bytes} bits; on {shape.multiprocessors} multiprocessors. "
+        "Counted from the design, not measured; what a kernel adds must not move at all.",
+        "",
+    ]
+    lines += ["| call | kernel | must move | moves | ratio |", "|---|---|--:|--:|--:|"]
     for name, call in CALLS:
         kernels = traffic(call)
         total = Traffic("all", sum(k.must for k in kernels), sum(k.moved for k in kernels))
