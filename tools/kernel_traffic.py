@@ -118,9 +118,9 @@ def table() -> str:
     """The kernels of some calls of a decoder layer, as Markdown that says what is counted."""
     shape = Call("dense", 0, 0)
     lines = [
-        f"Bytes of one call of one decoder layer: {shape.num_attention_heads} query heads, {shape.num_key_value_heads} KV "
-        f"heads, head_dim {shape.head_dim}, {8 * shape.element_bytes} bits; on {shape.multiprocessors} multiprocessors. "
-        "Counted from the design, not measured; what a kernel adds must not move at all.",
+        f"Bytes of one call of a decoder layer of {shape.num_attention_heads} query heads, "
+        f"{shape.num_key_value_heads} KV heads and head_dim {shape.head_dim}, in {8 * shape.element_bytes} bits, on a GPU "
+        f"of {shape.multiprocessors} multiprocessors; counted from the kernels' design.",
         "",
     ]
     lines += ["| call | kernel | must move | moves | ratio |", "|---|---|--:|--:|--:|"]
