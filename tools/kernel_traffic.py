@@ -119,8 +119,8 @@ def table() -> str:
     shape = Call("dense", 0, 0)
     lines = [
         f"Bytes of one call of a decoder layer of {shape.num_attention_heads} query heads, "
-        f"{shape.num_key_value_heads} KV heads and head_dim {shape.head_dim}, in {8 * shape.element_bytes} bits, on a GPU "
-        f"of {shape.multiprocessors} multiprocessors; counted from the kernels' design.",
+        f"{shape.num_key_value_heads} KV heads and head_dim {shape.head_dim}, in {8 * shape.element_bytes} bits, "
+        f"on a GPU of {shape.multiprocessors} multiprocessors; counted from the kernels' design.",
         "",
     ]
     lines += ["| call | kernel | must move | moves | ratio |", "|---|---|--:|--:|--:|"]
