@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .errors import FastOCRError
-from .manifest import WEIGHTS
 
 ITEM_SIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 QUANTISED_BITS = {"int4": 4, "int8": 8}
+PATCH = 3 * 2 * 14 * 14  # numbers of a patch: channels, frames, rows, columns
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ModelShape:
         vocabulary = width * self.vocab_size
         wide = self.vision_hidden_size
         tower = self.vision_depth * (4 * wide**2 + 3 * wide * self.vision_intermediate_size)
-        tower += (4 * wide) * (4 * wide + width)
+        tower += PATCH * wide + (4 * wide) * (4 * wide + width)
         return layers + (0 if self.tied else vocabulary), vocabulary + tower
 
     def engine_bytes(self, dtype: str, weights: str | None) -> int:
@@ -75,9 +75,3 @@ def find_shape(name: str, num_layers: int | None = None) -> ModelShape:
     if num_layers > shape.num_layers:
         raise FastOCRError(f"--layers is {num_layers} and {name} has {shape.num_layers}; give at most that many")
     return shape.cut(num_layers)
-
-
-def check_weights(weights: str | None) -> None:
-    """FastOCRError where `weights` is no way to store them."""
-    if weights not in WEIGHTS:
-        raise FastOCRError(f"weights are {weights!r}; choose one of {[w for w in WEIGHTS if w]}, or leave it out")

@@ -49,7 +49,7 @@ def variants(
 def _filled(directory, manifest, prompt: Prompt, cases, tests, steps: int, opened) -> Variants:
     """On the CPU the caches of decode steps are filled with random rows, which costs no prefill."""
     sessions: dict[float, FilledSession] = {}
-    for keep in {manifest.policy.keep if case.keep is None else case.keep: None for case in cases}:
+    for keep in dict.fromkeys(case.keep for case in cases if case.keep is not None) or [manifest.policy.keep]:
         session = FilledSession(directory, manifest, "cpu", prompt.threads)
         if sessions:
             session.share(next(iter(sessions.values())))
@@ -62,7 +62,7 @@ def _filled(directory, manifest, prompt: Prompt, cases, tests, steps: int, opene
     first = next(iter(sessions.values()))
     found: Variants = {}
     if "prompt" in tests:
-        found["prompt", prompt] = PromptTurn(first, manifest, prompt, manifest.policy.keep)
+        found["prompt", prompt] = PromptTurn(first, manifest, prompt, next(iter(sessions)))
     for case in cases:
         session = first if case.keep is None else sessions[case.keep]
         if "decode" in tests:
