@@ -12,6 +12,24 @@ from fastocr_trt.export.masked_reading import Batch, View
 from fastocr_trt.fixation import FixationPolicy
 
 
+class FixedShare(Fixation):
+    """FastOCR with a fixation of keep * rows on average, to the fraction: what adaptive readings are compared with.
+
+    Steps take turns between the whole numbers on either side: rounding up would give a fixation of two rows a third
+    more than it is compared at.
+    """
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        self._rows = self.policy.keep * batch.visual_length.double()
+
+    def columns(self, layer: int, view: View) -> Tensor | None:
+        if layer == 0:
+            so_far, then = (torch.floor(self._rows * n + 1e-9) for n in (self._steps, self._steps + 1))
+            self._sizes = (then - so_far).long()
+        return super().columns(layer, view)
+
+
 class CoveredMass(Fixation):
     """At each focal layer the fewest rows that hold `covered` of its visual mass, per KV head.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from _common import arguments, header, markdown_table, progress, report
 from _methods import keep_for
-from _methods_adaptive import CoveredMass, Widening, at_keep
+from _methods_adaptive import CoveredMass, FixedShare, Widening, at_keep
 from _reading import add_arguments, bench_of, pages_of, run
 from _scores import Read, error_difference, exact_lines, points, readable, retention
 
@@ -50,11 +50,11 @@ def settings(policy: FixationPolicy, quick: bool) -> Iterator[Fixation]:
             yield Widening(at_keep(policy, keep), trusted, FACTOR)
 
 
-def twin(policy: FixationPolicy, num_layers: int, reads: float) -> Fixation:
+def twin(policy: FixationPolicy, num_layers: int, reads: float) -> FixedShare:
     """The fixed budget that reads `reads` (0 to 1)."""
     whole = sum(policy.kind(layer) != "gathered" for layer in range(num_layers))
     # What was measured may be less than the whole layers alone by a rounding error.
-    return Fixation(at_keep(policy, keep_for(max(reads, whole / num_layers), whole, num_layers)))
+    return FixedShare(at_keep(policy, keep_for(max(reads, whole / num_layers), whole, num_layers)))
 
 
 def cells(pair: Pair, dense: Read, truths: dict[str, list[str]], layouts: list[str]) -> list[str]:

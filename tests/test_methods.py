@@ -10,7 +10,7 @@ pytest.importorskip("rapidfuzz")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from _methods import keep_for, sizes  # noqa: E402
-from _methods_adaptive import CoveredMass, Widening, at_keep  # noqa: E402
+from _methods_adaptive import CoveredMass, FixedShare, Widening, at_keep  # noqa: E402
 from _methods_eviction import H2O, FastV, RandomRows, SnapKV, Window  # noqa: E402
 from _methods_fixation import EvenlySpaced, NoReuse, SingleLayer, TextWindow, TwoPass  # noqa: E402
 from retention import methods  # noqa: E402
@@ -38,6 +38,7 @@ WHOLE = {
     "H2O": lambda: H2O(1.0, expected=1_000),
     "Window": lambda: Window(1.0),
     "RandomRows": lambda: RandomRows(1.0),
+    "FixedShare": lambda: FixedShare(POLICY),
     "CoveredMass": lambda: CoveredMass(POLICY, 1.0, least=1.0, most=1.0),
     "Widening": lambda: Widening(POLICY, 0.5),
 }
@@ -247,6 +248,16 @@ def test_covered_mass_counts_for_each_head_and_keeps_its_floor():
     mass = [[[0.8] + [0.0] * 7, [0.1] * 8]]
     method, shown = started(CoveredMass(SPARSE, 0.45, least=0.25, most=1.0), of, mass), view(of, mass)
     assert [len(rows) for rows in seen(method, 0, shown)[0]] == [2, 4]
+
+
+def test_a_fixed_share_is_met_to_the_fraction_over_the_steps():
+    of = batch(8)
+    method = started(FixedShare(at_keep(FixationPolicy((2,), dense_layers=()), 0.3)), of, FLAT)
+    sizes = []
+    for _ in range(10):
+        rows = [seen(method, layer, view(of, FLAT))[0][0] for layer in range(6)]
+        sizes.append(len(rows[3]))
+    assert set(sizes) == {2, 3} and sum(sizes) == 24  # of 2.4 rows a step
 
 
 def test_a_lost_place_widens_the_fixation_until_it_is_found_again():
