@@ -135,10 +135,9 @@ def main() -> None:
         f"{engine.manifest.model.get('source')}, focal layers {', '.join(map(str, policy.focal_layers))}, "
         f"keep {policy.keep:.0%}. "
     )
-    report(args, "provenance", TITLE, header(args.threads, "rapidfuzz"), setting + INTERVALS, *tables(measured))
+    report(args, "provenance", header(args.threads, "rapidfuzz"), setting + INTERVALS, *tables(measured))
 
 
-TITLE = "## Provenance: boxes of words, from the trace"
 INTERVALS = (
     "Intervals are 95% bootstrap intervals over pages. A box has the height of one row of visual tokens (28 pixels), "
     "so its overlap with a line that lies across two rows is small however well the word was found."
