@@ -87,11 +87,15 @@ def test_a_graph_with_a_changed_byte(directory, tensorrt):  # noqa: F811
 
 
 @pytest.mark.parametrize("where", ["absent/timing.cache", "."])
-def test_a_timing_cache_that_cannot_be_written_is_told_before_the_build(directory, tensorrt, tmp_path, where):  # noqa: F811
+def test_a_timing_cache_that_cannot_be_written_is_told_first(directory, tensorrt, tmp_path, where, capsys):  # noqa: F811
     trt = tensorrt()
     with pytest.raises(ExportError, match="the timing cache cannot be written to"):
         build.build_engines(directory, build.prepare("tensorrt", "none"), timing_cache=tmp_path / where)
     assert trt.calls.models == []
+    model = tmp_path / "no checkpoint"
+    cache = tmp_path / where
+    assert cli.main([str(model), "-o", str(tmp_path / "x"), "--backend", "tensorrt", "--timing-cache", str(cache)]) == 2
+    assert "the timing cache cannot be written to" in capsys.readouterr().err
 
 
 def test_a_disk_that_fills_up(directory, tensorrt, monkeypatch):  # noqa: F811

@@ -357,7 +357,9 @@ def _prepare(options: argparse.Namespace, backends: list[str]) -> list:
     """What `build_engines` needs, for each backend."""
     if not backends:
         return []
-    prepare = import_builder().prepare
+    builder = import_builder()
+    builder.check_timing_cache(options.timing_cache)
+    prepare = builder.prepare
     prepared = []
     for name in backends:
         try:
