@@ -12,7 +12,8 @@ from fastocr_trt import reference
 from .cases import BANKS, Case, layer, state
 from .implementations import SCALE, Implementation
 
-# Largest error of one output value: a few units in the last place of the storage type, for values around 1.
+# Largest error of one output value, as a share of the largest value, or of 1 where that is larger: a few units in the
+# last place of the storage type. Over a long page the values are small, and so is what one lost row changes.
 TOLERANCE = {torch.float32: 5e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 DECODE = [
@@ -23,6 +24,7 @@ DECODE = [
     Case(1, 8, 8, 96, 33, 0, fixation_size=7),
     Case(2, 16, 1, 256, 40, 20, fixation_size=5),
     Case(4, 14, 2, 128, 200, 30, fixation_size=11, attend_all=True),
+    Case(1, 28, 4, 128, 16384, 256, fixation_size=819),
 ]
 PREFILL = [
     Case(1, 28, 4, 128, 500, 30, rows=64, fixation_size=25),
@@ -53,7 +55,7 @@ def check(implementation: Implementation, device: str, small: bool = False) -> I
 
 def _describe(case: Case) -> str:
     heads = f"{case.num_attention_heads}/{case.num_key_value_heads} heads of {case.head_dim}"
-    return f"{str(case.dtype).removeprefix('torch.')}, {case.batch} pages, {case.rows} rows, {heads}"
+    return f"{str(case.dtype).removeprefix('torch.')}, {case.batch} pages of {case.visual}, {case.rows} rows, {heads}"
 
 
 def _compare(op, got, own, tensors, shared, case: Case) -> tuple[bool, str]:
@@ -67,7 +69,8 @@ def _compare(op, got, own, tensors, shared, case: Case) -> tuple[bool, str]:
         extra = {"fixation": ints["fixation"], "attend_all": ints["attend_all"]}
     want = reference.engine_form(op, *arrays, *lengths, ints["status"], scale=SCALE, **extra)
     error = float(np.abs(got["output"].double().cpu().numpy() - want.output).max())
-    problems = [] if error <= TOLERANCE[case.dtype] else [f"off by {error:.2g}, allowed {TOLERANCE[case.dtype]:.2g}"]
+    allowed = TOLERANCE[case.dtype] * min(1.0, float(np.abs(want.output).max()))
+    problems = [] if error <= allowed else [f"off by {error:.2g}, allowed {allowed:.2g}"]
     text = own["text_key"].double().cpu().numpy()
     if not np.array_equal(text, want.present_text_key):
         problems.append("the text bank differs")
