@@ -197,7 +197,7 @@ def test_a_shape_is_made_measured_and_removed(measure, monkeypatch, demo_engine_
     monkeypatch.setattr(bench.common, "import_exporter", lambda: export)
     shape = ["--shape", "tiny", "--layers", "3", "--weights", "int4", "--focal-layers", "2", "--batch", "2"]
     code, out, _ = measure(*shape, "--repeats", "1", "--tests", "decode", engine=False)
-    assert code == 0 and "\ntiny: " in out
+    assert code == 0 and "- tiny: " in out
     assert (asked["weights"], asked["dtype"], asked["max_batch"]) == ("int4", "fp32", 2)
     assert (asked["max_visual_tokens"], asked["max_text_tokens"]) == (48, 12)
     assert asked["policy"].focal_layers == (2,) and asked["policy"].dense_layers == (0,)

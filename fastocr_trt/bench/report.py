@@ -7,7 +7,6 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
-from .environment import Environment
 from .matrix import Case
 from .measure import Spread
 from .results import QUANTITIES, Change, Result, Run
@@ -34,7 +33,7 @@ CASE_NAMES = {
 def markdown(run: Run) -> str:
     """The header, and a table of a row a case; what is the same in all rows stands above it."""
     if not run.results:
-        return "\n".join([*_header(run.environment), "", "Nothing was measured."]) + "\n"
+        return "\n".join([*_bullets(run.environment.lines()), "", "Nothing was measured."]) + "\n"
     shown, same = _split([result.case for result in run.results])
     quantities = [q for q in QUANTITIES if any(q in result.measured for result in run.results)]
     heads = [CASE_NAMES[name] for name in shown] + [NAMES[q] for q in quantities]
@@ -56,7 +55,7 @@ def markdown(run: Run) -> str:
     about = f"Median and quartiles of {rounds} rounds in turns ({run.steps} decode steps in each)."
     if not run.finished:
         about += f" Stopped before all {run.repeats} rounds were done."
-    return "\n".join([*_header(run.environment), *same, about, "", _table(heads, rows), ""])
+    return "\n".join([*_bullets([*run.environment.lines(), *same, about]), "", _table(heads, rows), ""])
 
 
 def csv_text(run: Run) -> str:
@@ -101,14 +100,14 @@ def comparison(old: Run, new: Run, changes: Sequence[Change]) -> str:
     lines = [f"old: fastocr-trt {old.environment.fastocr_version}, {old.environment.date}; new: "]
     lines[0] += f"fastocr-trt {new.environment.fastocr_version}, {new.environment.date}"
     if not changes:
-        return lines[0] + "\nNothing that both measured.\n"
+        return f"- {lines[0]}\n\nNothing was measured by both.\n"
     if old.environment.policy != new.environment.policy:
         lines.append("The policies differ: fast mode does not do the same in both.")
-    return "\n".join([*lines, *same, "", _table(heads, rows), ""])
+    return "\n".join([*_bullets([*lines, *same]), "", _table(heads, rows), ""])
 
 
-def _header(environment: Environment) -> list[str]:
-    return environment.lines()
+def _bullets(lines: Sequence[str]) -> list[str]:
+    return [f"- {line}" for line in lines]
 
 
 def _split(cases: Sequence[Case]) -> tuple[list[str], list[str]]:

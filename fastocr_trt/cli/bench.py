@@ -95,7 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     backends = comma_list(one_of("onnxruntime", *BACKENDS))
     matrix.add_argument(
-        "--backend", type=backends, default=["onnxruntime"], metavar="LIST", help=f"onnxruntime, {', '.join(BACKENDS)}"
+        "--backend",
+        type=backends,
+        default=["onnxruntime"],
+        metavar="LIST",
+        help=f"onnxruntime, {', '.join(BACKENDS)} (default: onnxruntime)",
     )
     matrix.add_argument("--mode", type=comma_list(one_of(*MODES)), metavar="LIST", help="(default: dense,fast)")
     matrix.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime")
