@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
+from fastocr_trt.backends import BackendRecord, EngineFile
 from fastocr_trt.bench import memory as bench_memory
 from fastocr_trt.bench.matrix import Case, Options, Prompt, cases, check_capacities, row_bound
 from fastocr_trt.bench.measure import Spread, Turns
@@ -14,8 +16,10 @@ from fastocr_trt.bench.runners import FilledSteps, PrefilledSteps, PromptTurn, v
 from fastocr_trt.bench.sessions import FilledSession, filled_session, made_up_image, made_up_prompt
 from fastocr_trt.errors import FastOCRError
 from fastocr_trt.fixation import FixationPolicy
-from fastocr_trt.manifest import Manifest
+from fastocr_trt.manifest import FileRecord, Manifest
 from fastocr_trt.runtime.onnxruntime_session import OnnxRuntimeSession
+from fastocr_trt.runtime.tensorrt_library import Library
+from fastocr_trt.runtime.tensorrt_session import TensorRTSession
 from fastocr_trt.shapes import SHAPES, find_shape
 
 VISUAL, TEXT = 40, 12
@@ -186,6 +190,34 @@ class TestSessions:
         assert len(opened) == 3  # vision, dense and fast, once each
         assert len(made) == 4 * 2 and len({id(session.cache) for (session, *_) in made}) == 4
         assert all(turns.spread(name, "first_token_ms" if name[0] == "prompt" else "step_ms") for name in ways)
+
+    def test_a_compiled_backend_is_measured_on_one_session(self, demo_engine_dir, tmp_path, monkeypatch):
+        from fake_gpu import FakeCuda, FakeTensorRT, write_engine
+
+        manifest, files, cuda = Manifest.read(demo_engine_dir), {}, FakeCuda()
+        for name, profiles in {"vision": ["vision"], "dense": ["prefill", "decode"], "fast": ["decode"]}.items():
+            path = tmp_path / "tensorrt" / f"{name}.engine"
+            write_engine(path, demo_engine_dir / f"{name}.onnx", {key: {} for key in profiles})
+            file = FileRecord.of(path)
+            files[name] = EngineFile(f"tensorrt/{path.name}", file.size, file.sha256, tuple(profiles), ())
+        record = json.loads(json.dumps(BackendRecord(FakeTensorRT.__version__, ("8.9",), None, files).to_dict()))
+        room = dataclasses.replace(manifest.capacities, max_visual_tokens=64, max_text_tokens=64, max_batch=2)
+        manifest = dataclasses.replace(manifest, backends={"tensorrt": record}, capacities=room)
+        opened = []
+
+        def open_fake(directory, manifest, backend, hash_up_to):
+            opened.append(TensorRTSession(tmp_path, manifest, Library(backend, FakeTensorRT(cuda), cuda)))
+            return opened[-1]
+
+        monkeypatch.setattr("fastocr_trt.runtime.backend.open_tensorrt", open_fake)
+        wanted = cases(options(backends=["tensorrt"], batches=[1, 2], keeps=[0.1, 0.5], steps=10))
+        ways = variants(demo_engine_dir, manifest, wanted, ["prompt", "decode", "attention"], 10)
+        assert {name[0] for name in ways} == {"prompt", "decode"} and len(ways) == 2 + 2 * 3
+        turns = Turns(ways)
+        turns.run(rounds=1, warmup=1)
+        assert len(opened) == 1 and cuda.launches > 2 * 6 * 10
+        assert all(turns.spread(name, "first_token_ms" if name[0] == "prompt" else "step_ms") for name in ways)
+        opened[0].close()
 
 
 def _counting(method, calls: list):
