@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from .errors import EngineError
 from .hashing import sha256
+from .plugin_library import BUILD as BUILD_PLUGIN
 from .records import record
 
 BackendName = Literal["tensorrt", "tensorrt-rtx"]
@@ -66,7 +67,7 @@ class BackendRecord:
 
         hash_up_to: files of more bytes than this are compared by size alone; None hashes all.
         """
-        rebuild = f"build the engines again with `{rebuild_command(directory, name)}`"
+        rebuild = f"build the engines again with `{self.rebuild_command(directory, name)}`"
         for file in self.engines.values():
             path = directory / file.file
             if not path.is_file():
@@ -78,6 +79,14 @@ class BackendRecord:
                 )
             if (hash_up_to is None or size <= hash_up_to) and sha256(path) != file.sha256:
                 raise EngineError(f"{path} does not match the hash in the manifest: it was changed; {rebuild}")
+
+    def rebuild_command(self, directory: Path | str, name: str) -> str:
+        """The command that builds these engines again: in the same form, for the same GPUs.
+
+        TensorRT builds for the GPU that is here.
+        """
+        wanted = f" --compute-capability {','.join(self.compute_capabilities)}" if name != "tensorrt" else ""
+        return rebuild_command(directory, name) + wanted + (" --plugin none" if self.plugin_version is None else "")
 
     @classmethod
     def from_dict(cls, name: str, data: Any) -> BackendRecord:
@@ -115,11 +124,12 @@ def mismatches(record: BackendRecord, name: BackendName, installed: Installed, d
         needed = "the same version" if name == "tensorrt" else "the same major and minor version"
         found.append(
             f"the engines were built with {name} {record.version} and {installed.version} is installed; they need "
-            f"{needed}: build them again with `{rebuild_command(directory, name)}`"
+            f"{needed}: build them again with `{record.rebuild_command(directory, name)}`"
         )
     foreign = [sm for sm in installed.compute_capabilities if sm not in record.compute_capabilities]
     if foreign:
-        command = rebuild_command(directory, name, tuple(dict.fromkeys((*record.compute_capabilities, *foreign))))
+        both = tuple(dict.fromkeys((*record.compute_capabilities, *foreign)))
+        command = replace(record, compute_capabilities=both).rebuild_command(directory, name)
         found.append(
             f"the engines are for compute capability {', '.join(record.compute_capabilities)} and a GPU here has "
             f"{', '.join(foreign)}; build them again with `{command}`"
@@ -127,13 +137,13 @@ def mismatches(record: BackendRecord, name: BackendName, installed: Installed, d
     if record.plugin_version is not None and installed.plugin_version is None:
         found.append(
             f"the engines need version {record.plugin_version} of the fastocr plugin and no library with it is here; "
-            "build it with `cmake -S . -B build && cmake --build build`, or build the engines without it: "
-            f"`{rebuild_command(directory, name)} --plugin none`"
+            f"{BUILD_PLUGIN}, or build the engines without it: "
+            f"`{replace(record, plugin_version=None).rebuild_command(directory, name)}`"
         )
     elif record.plugin_version not in (None, installed.plugin_version):
         found.append(
             f"the engines need version {record.plugin_version} of the fastocr plugin and the library here has version "
-            f"{installed.plugin_version}; build them again with `{rebuild_command(directory, name)}`"
+            f"{installed.plugin_version}; build them again with `{record.rebuild_command(directory, name)}`"
         )
     return found
 
@@ -144,10 +154,9 @@ def same_release(name: BackendName, built: str, here: str) -> bool:
     return built == here if name == "tensorrt" else built.split(".")[:2] == here.split(".")[:2]
 
 
-def rebuild_command(directory: Path | str, name: str, compute_capabilities: tuple[str, ...] = ()) -> str:
-    """The command that builds a backend's engines of an engine directory again."""
-    wanted = f" --compute-capability {','.join(compute_capabilities)}" if compute_capabilities else ""
-    return f"fastocr-export {shlex.quote(str(directory))} --backend {name}{wanted if name != 'tensorrt' else ''}"
+def rebuild_command(directory: Path | str, name: str) -> str:
+    """The command that builds a backend's engines of an engine directory, for this machine's GPU."""
+    return f"fastocr-export {shlex.quote(str(directory))} --backend {name}"
 
 
 def _check_values(made: BackendRecord) -> None:

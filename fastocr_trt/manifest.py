@@ -117,8 +117,11 @@ class Manifest:
         data["policy"] = self.policy.to_dict()
         data = {"schema_version": data.pop("schema_version"), **data}
         part = directory / f"{MANIFEST_NAME}.part"
-        part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        part.replace(directory / MANIFEST_NAME)
+        try:
+            part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+            part.replace(directory / MANIFEST_NAME)
+        finally:
+            part.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:

@@ -9,7 +9,10 @@ from typing import Any
 from .errors import EngineError, MissingDependencyError
 
 LIBRARY_NAME = "libfastocr_plugin.so"
-BUILD = "build it in a checkout of fastocr-trt with `cmake -S . -B build && cmake --build build`"
+BUILD = (
+    "build it in a checkout of fastocr-trt with `cmake -S . -B build -DFASTOCR_BUILD_TESTS=OFF && cmake --build build "
+    "--parallel`"
+)
 _loaded: dict[str, Path] = {}  # by TensorRT module: its registry refuses a library whose plugins it has
 _lock = threading.Lock()
 

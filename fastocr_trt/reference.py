@@ -114,7 +114,7 @@ def focal_attention(
     fixation = np.full((batch, kv_heads, fixation_size), -1, np.int64)
     for b in range(batch):
         valid = int(visual_valid[b, -1])
-        count = min(int(num_fixations[b]), valid, fixation_size)
+        count = max(0, min(int(num_fixations[b]), valid, fixation_size))
         for g in range(kv_heads):
             order = np.argsort(-visual_mass[b, g, :valid], kind="stable")  # stable: ties to the lower row
             fixation[b, g, :count] = order[:count]

@@ -86,8 +86,14 @@ def test_each_mismatch_is_one_sentence_with_what_to_do(record, name, installed, 
     assert f"fastocr-export engines/x --backend {name}" in sentence or "pip install" in sentence
 
 
-def test_tensorrt_builds_for_its_own_gpu_so_its_command_names_none():
-    assert rebuild_command("x", "tensorrt", ("8.9",)) == "fastocr-export x --backend tensorrt"
+def test_the_command_that_rebuilds_keeps_gpus_and_form():
+    bodies = make_record(plugin_version=None)
+    same = "fastocr-export x --backend tensorrt-rtx --compute-capability 8.9,12.0"
+    assert make_record().rebuild_command("x", "tensorrt-rtx") == same
+    assert bodies.rebuild_command("x", "tensorrt-rtx") == f"{same} --plugin none"
+    # TensorRT builds for its own GPU: no command names one.
+    assert bodies.rebuild_command("x", "tensorrt") == "fastocr-export x --backend tensorrt --plugin none"
+    assert rebuild_command("x y", "tensorrt") == "fastocr-export 'x y' --backend tensorrt"
 
 
 def test_engine_files_are_compared_by_size_and_hash(tmp_path):

@@ -179,3 +179,12 @@ def test_a_write_past_the_end_is_refused():
         reference.dense_attention(
             rows, rows, rows, bank, bank, bank, bank, np.array([0]), np.array([3]), *[np.ones((1, 2), int)] * 2, scale=1
         )
+
+
+def test_a_negative_count_of_fixations_selects_none():
+    rng = np.random.default_rng(0)
+    new = [rng.standard_normal((1, h, 1, 4)) for h in (2, 1, 1)]
+    banks = [rng.standard_normal((1, 1, 6, 4)) for _ in range(4)]
+    state = [np.array(a) for a in ([3], [2], [[3]], [[3]])]
+    got = reference.focal_attention(*new, *banks, *state, np.array([-2]), 2, scale=0.5)
+    assert got.fixation.tolist() == [[[-1, -1]]]
