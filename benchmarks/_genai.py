@@ -1,7 +1,7 @@
-"""The demo checkpoint in onnxruntime-genai: its builder's decoder, our vision graph, an embedding graph of five nodes.
+"""A checkpoint in onnxruntime-genai: its builder's decoder, our vision graph, an embedding graph of five nodes.
 
 The package's model builder writes the text decoder of Qwen2.5-VL with GroupQueryAttention; it writes no vision encoder,
-and the demo's pages need none but ours: the same `vision.onnx` is run by both, so that what differs is the decoder.
+so that the same `vision.onnx` is run by both, and what differs is the decoder.
 """
 
 from __future__ import annotations
@@ -17,20 +17,24 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from fastocr_trt.export.checkpoint import Checkpoint
+from fastocr_trt.export.families import qwen2_5_vl
 from fastocr_trt.manifest import Manifest
 from fastocr_trt.runtime.preprocess import PreparedImage
 from fastocr_trt.runtime.prompt import PromptTokens
 from fastocr_trt.runtime.vision_layout import vision_layout
 
-EMBEDDINGS = "model.embed_tokens.weight"
+EMBEDDINGS = "model.language_model.embed_tokens.weight"
 
 
 def build(checkpoint: Path, engine: Path, directory: Path, threads: int) -> None:
     """Write a model directory of onnxruntime-genai for `checkpoint`, fp32 on the CPU. engine: its exported engine."""
-    wider = directory.with_name(directory.name + "-checkpoint")
-    _widen_vocabulary(checkpoint, wider)
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(wider), "-o", str(directory)]
-    command += ["-p", "fp32", "-e", "cpu", "-c", str(wider / "cache"), "--extra_options", "exclude_embeds=true"]
+    cache, source = directory.with_name(directory.name + "-cache"), checkpoint
+    if _misleads(checkpoint):
+        source = directory.with_name(directory.name + "-checkpoint")
+        _widen_vocabulary(checkpoint, source)
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(directory)]
+    command += ["-p", "fp32", "-e", "cpu", "-c", str(cache), "--extra_options", "exclude_embeds=true"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"onnxruntime-genai's builder failed: {done.stderr.strip().splitlines()[-1:]}")
@@ -38,7 +42,8 @@ def build(checkpoint: Path, engine: Path, directory: Path, threads: int) -> None
     for name in ("vision", "weights"):  # a link would lead out of the directory, which is refused
         shutil.copy(engine / manifest.files[name].file, directory)
     config = json.loads((checkpoint / "config.json").read_text())
-    onnx.save(_embedding_graph(wider, config["image_token_id"]), directory / "embedding.onnx")
+    embedding = _embedding_graph(source, config["image_token_id"])  # beyond 2 GB a file must lie beside it
+    onnx.save(embedding, directory / "embedding.onnx", save_as_external_data=True, location="embedding.bin")
     path = directory / "genai_config.json"
     settings = json.loads(path.read_text())
     model = settings["model"]
@@ -58,12 +63,17 @@ def build(checkpoint: Path, engine: Path, directory: Path, threads: int) -> None
     path.write_text(json.dumps(settings, indent=2))
 
 
-def _widen_vocabulary(checkpoint: Path, target: Path) -> None:
-    """A copy with one more token, which has the weights of token 0 and so is never chosen before it.
+def _misleads(checkpoint: Path) -> bool:
+    """Whether the builder would take another matrix for the output head: it goes by the number of outputs alone, and
+    the demo's keys and values have as many as it has tokens."""
+    shapes = _open(checkpoint).shapes()
+    tokens = shapes[EMBEDDINGS][0]
+    return any(size[0] == tokens for name, size in shapes.items() if len(size) == 2 and "embed_tokens" not in name)
 
-    The builder takes every matrix with as many outputs as there are tokens for the output head, and the demo's keys
-    and values have 128 outputs, as many as it has tokens.
-    """
+
+def _widen_vocabulary(checkpoint: Path, target: Path) -> None:
+    """A copy of a small checkpoint with one more token, which has the weights of token 0 and so is never chosen before
+    it."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -71,7 +81,8 @@ def _widen_vocabulary(checkpoint: Path, target: Path) -> None:
     for file in (*checkpoint.glob("*.json"), *checkpoint.glob("*.jinja")):
         shutil.copy(file, target)
     weights = load_file(checkpoint / "model.safetensors")
-    weights[EMBEDDINGS] = torch.cat([weights[EMBEDDINGS], weights[EMBEDDINGS][:1]])
+    (name,) = (name for name in weights if name.endswith("embed_tokens.weight"))
+    weights[name] = torch.cat([weights[name], weights[name][:1]])
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((target / "config.json").read_text())
     config["text_config"]["vocab_size"] += 1
@@ -80,9 +91,9 @@ def _widen_vocabulary(checkpoint: Path, target: Path) -> None:
 
 def _embedding_graph(checkpoint: Path, image_token_id: int) -> onnx.ModelProto:
     """input_ids [B,n] and image_features [rows, hidden] to inputs_embeds [B,n,hidden]: the page's rows in place."""
-    from safetensors.torch import load_file
-
-    table = load_file(checkpoint / "model.safetensors")[EMBEDDINGS].float().numpy()
+    source = _open(checkpoint)
+    with source.open(source.shard_of(EMBEDDINGS)) as read:
+        table = read(EMBEDDINGS).float().numpy()
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["embeds"]),
         helper.make_node("Equal", ["input_ids", "image_token_id"], ["is_image"]),
@@ -102,6 +113,10 @@ def _embedding_graph(checkpoint: Path, image_token_id: int) -> onnx.ModelProto:
     ]
     graph = helper.make_graph(nodes, "embedding", inputs, outputs, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def _open(checkpoint: Path) -> Checkpoint:
+    return Checkpoint(checkpoint, qwen2_5_vl.parameter_name)
 
 
 class GenaiReader:

@@ -3,15 +3,16 @@
 transformers with sdpa attention; onnxruntime-genai, whose own model builder writes the decoder (GroupQueryAttention,
 dense); and this package, dense and fast. The first token counts the vision encoder and prefill, not reading the image
 file nor cutting it into patches; decoding counts the tokens after the first, each reader's own loop in Python included.
-onnxruntime-genai runs our vision graph, since its builder has none.
+onnxruntime-genai runs our vision graph, since its builder has none. Read with is the demo, or random weights in a known
+shape, whose texts mean nothing.
 
     pip install onnxruntime-genai
     python benchmarks/peers.py --save
+    python benchmarks/peers.py --shape qwen2.5-vl-3b --layers 4 --visual-tokens 1024 --pages 1 --save
 """
 
-from __future__ import annotations
-
 import importlib.util
+import math
 import statistics
 import sys
 import tempfile
@@ -27,14 +28,18 @@ from PIL import Image
 
 from fastocr_trt.bench.measure import Spread, Turns
 from fastocr_trt.demo.pages import SEEDS, generate_page
+from fastocr_trt.export.engine_directory import export_engine
+from fastocr_trt.export.random_checkpoint import random_checkpoint
 from fastocr_trt.export.transformers_reader import TransformersReader
 from fastocr_trt.runtime import Engine
 from fastocr_trt.runtime.batch import prepare_images, tokenize
 from fastocr_trt.runtime.options import Reading
+from fastocr_trt.shapes import SHAPES, find_shape
 
 Read = Callable[[Image.Image], tuple[list[int], float, float]]
 """A page to its tokens, seconds to the first one, and seconds of a step after it."""
-ROOM = 512  # tokens a page, at most
+YARDSTICK = "transformers, sdpa"
+ROOM, RANDOM_ROOM = 512, 32  # tokens a page, at most; of random weights, which seldom end a page
 
 
 class Times:
@@ -49,8 +54,8 @@ class Times:
     def end(self) -> None: ...
 
 
-def transformers(engine: Engine, threads: int) -> Read:
-    reader = TransformersReader(DEMO, threads=threads)
+def transformers(engine: Engine, checkpoint: Path, room: int, threads: int) -> Read:
+    reader = TransformersReader(checkpoint, threads=threads)
 
     def read(image: Image.Image) -> tuple[list[int], float, float]:
         inputs = reader.inputs(image, engine.manifest.prompt.default)
@@ -58,7 +63,7 @@ def transformers(engine: Engine, threads: int) -> Read:
         start = time.perf_counter()
         with torch.inference_mode():
             written = reader.model.generate(
-                **inputs, do_sample=False, repetition_penalty=1.0, max_new_tokens=ROOM, streamer=times
+                **inputs, do_sample=False, repetition_penalty=1.0, max_new_tokens=room, streamer=times
             )[0, prompt:].tolist()
         _, first, *rest = times.at
         return [t for t in written if t not in reader.stop_token_ids], first - start, (rest[-1] - first) / len(rest)
@@ -66,67 +71,100 @@ def transformers(engine: Engine, threads: int) -> Read:
     return read
 
 
-def ours(engine: Engine, mode: str) -> Read:
+def ours(engine: Engine, room: int, mode: str) -> Read:
     def read(image: Image.Image) -> tuple[list[int], float, float]:
-        result = engine.parse(image, mode=mode, max_new_tokens=ROOM, loop_guard=False)
+        result = engine.parse(image, mode=mode, max_new_tokens=room, loop_guard=False)
         timings = result.timings
         return result.token_ids, timings.vision + timings.prefill, timings.decode / timings.decode_steps
 
     return read
 
 
-def genai(engine: Engine, engine_directory: Path, folder: Path, threads: int) -> Read:
+def genai(engine: Engine, checkpoint: Path, room: int, threads: int, directory: Path, folder: Path) -> Read:
+    """directory: the engine's; folder: for the model of onnxruntime-genai."""
     from _genai import GenaiReader, build
 
-    build(DEMO, engine_directory, folder / "genai", threads)
+    build(checkpoint, directory, folder / "genai", threads)
     reader = GenaiReader(folder / "genai", engine.manifest)
     options = Reading.of(None, "dense", {})
 
     def read(image: Image.Image) -> tuple[list[int], float, float]:
         (prepared,) = prepare_images(engine.manifest, image, options)
         prompt = tokenize(engine.manifest, engine.tokenizer, [prepared], None)
-        tokens, first, steps = reader.read(prepared, prompt, ROOM)
+        tokens, first, steps = reader.read(prepared, prompt, room)
         return tokens, first, statistics.fmean(steps)
 
     return read
 
 
+def random_engine(args, folder: Path) -> tuple[Path, Path]:
+    """The checkpoint and the engine of --shape."""
+    shape = find_shape(args.shape, args.layers)
+    checkpoint, directory = random_checkpoint(folder / "checkpoint", shape), folder / "engine"
+    export_engine(str(checkpoint), directory, max_visual_tokens=args.visual_tokens, max_text_tokens=256)
+    return checkpoint, directory
+
+
+def pages(args) -> list[Image.Image]:
+    """As many visual tokens as asked for; those of --shape are stretched to a square."""
+    if args.shape is None:
+        return [
+            generate_page(SEEDS["benchmarks"][i], visual_tokens=args.visual_tokens).image for i in range(args.pages)
+        ]
+    side = math.isqrt(args.visual_tokens) * 28
+    return [generate_page(SEEDS["benchmarks"][i]).image.resize((side, side)) for i in range(args.pages)]
+
+
 def main() -> None:
     parser = arguments(__doc__.split("\n\n")[0])
     parser.add_argument("--engine", type=Path, default=Path("engines/demo"), help="the demo model's, fp32")
+    parser.add_argument("--shape", help=f"random weights in place of the demo: {', '.join(SHAPES)}")
+    parser.add_argument("--layers", type=int, help="of --shape, default all")
+    parser.add_argument("--visual-tokens", type=int, default=768, help="of a page; a square number with --shape")
     parser.add_argument("--pages", type=int, default=5, help="generated pages")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds over all of them")
     args = parser.parse_args()
-    count, rounds, visual = (1, 1, 64) if args.quick else (args.pages, args.rounds, 768)
-    images = [generate_page(SEEDS["benchmarks"][i], visual_tokens=visual).image for i in range(count)]
-    engine = Engine.load(args.engine, threads=args.threads, backend="onnxruntime")
-    if (engine.manifest.model["source"], engine.manifest.dtype, engine.manifest.weights) != ("demo", "fp32", None):
-        parser.error(f"{args.engine} is not the demo in fp32; fastocr-export demo -o engines/demo --force")
-    has_genai = importlib.util.find_spec("onnxruntime_genai") is not None
-    if not has_genai:
-        print("onnxruntime-genai is left out: pip install onnxruntime-genai", file=sys.stderr)
+    if args.quick:
+        args.visual_tokens, args.pages, args.rounds = 64, 1, 1
     with tempfile.TemporaryDirectory() as folder, progress() as bar:
-        readers = {"transformers, sdpa": transformers(engine, args.threads)}
-        if has_genai:
-            readers["onnxruntime-genai"] = genai(engine, args.engine, Path(folder), args.threads)
-        readers |= {f"fastocr-trt, {mode}": ours(engine, mode) for mode in ("dense", "fast")}
+        checkpoint, directory, room = DEMO, args.engine, ROOM
+        if args.shape is not None:
+            checkpoint, directory = random_engine(args, Path(folder))
+            room = RANDOM_ROOM
+        engine = Engine.load(directory, threads=args.threads, backend="onnxruntime")
+        manifest = engine.manifest
+        if args.shape is None and (manifest.model["source"], manifest.dtype, manifest.weights) != (
+            "demo",
+            "fp32",
+            None,
+        ):
+            parser.error(f"{directory} is not the demo in fp32; fastocr-export demo -o engines/demo --force")
+        common = (engine, checkpoint, room, args.threads)
+        readers = {YARDSTICK: transformers(*common)}
+        if importlib.util.find_spec("onnxruntime_genai") is not None:
+            readers["onnxruntime-genai"] = genai(*common, directory, Path(folder))
+        else:
+            print("onnxruntime-genai is left out: pip install onnxruntime-genai", file=sys.stderr)
+        readers |= {f"fastocr-trt, {mode}": ours(engine, room, mode) for mode in ("dense", "fast")}
         texts: dict[tuple[str, int], list[int]] = {}
-        turns = Turns(
-            {(n, p): partial(_turn, readers[n], images[p], texts, (n, p)) for n in readers for p in range(count)}
-        )
-        task = bar.add_task("pages", total=len(readers) * count * (rounds + 1))
-        turns.run(rounds, 1, lambda name: bar.update(task, advance=1, description=name[0]))
-    rows = [_row(name, readers, turns, texts, count) for name in readers]
+        names = [(name, page) for name in readers for page in range(args.pages)]
+        images = pages(args)
+        turns = Turns({name: partial(_turn, readers[name[0]], images[name[1]], texts, name) for name in names})
+        task = bar.add_task("pages", total=len(names) * (args.rounds + 1))
+        turns.run(args.rounds, 1, lambda name: bar.update(task, advance=1, description=name[0]))
+    rows = [_row(name, turns, texts, args.pages) for name in readers]
     columns = ["reader", "decode, tokens/s", "against transformers", "first token, ms", "against transformers"]
     columns += ["pages with the tokens of transformers"]
-    length = statistics.fmean(len(texts["transformers, sdpa", page]) for page in range(count))
+    length = statistics.fmean(len(texts[YARDSTICK, page]) for page in range(args.pages))
+    reads = manifest.policy.mean_visual_reads(args.visual_tokens, manifest.decoder.num_layers)
     about = (
-        f"{count} pages of {visual} visual tokens, {length:.0f} tokens written a page; medians (quartiles) over "
-        f"{rounds} rounds of all pages. The demo: {engine.manifest.decoder.num_layers} layers, "
-        f"{DEMO.joinpath('model.safetensors').stat().st_size / 2e6:.1f} million parameters."
+        f"{args.shape or 'The demo'}, {manifest.decoder.num_layers} layers. Pages: {args.pages}, of "
+        f"{args.visual_tokens} visual tokens, {length:.0f} tokens written on each; a fast step reads {reads:.0%} of "
+        f"the page. Medians (quartiles) over {args.rounds} rounds of all pages."
     )
-    versions = header(args.threads, "torch", "transformers", *["onnxruntime-genai"] * has_genai)
-    report(args, "peers", versions, about, markdown_table(columns, rows))
+    versions = header(args.threads, "torch", "transformers", "onnxruntime-genai")
+    section = "peers" if args.shape is None else f"peers {args.shape}"
+    report(args, section, versions, about, markdown_table(columns, rows))
 
 
 def _turn(read: Read, image: Image.Image, texts: dict, name: tuple[str, int]) -> dict[str, float]:
@@ -134,16 +172,16 @@ def _turn(read: Read, image: Image.Image, texts: dict, name: tuple[str, int]) ->
     return {"first_ms": 1e3 * first, "tokens_per_s": 1 / step}
 
 
-def _row(name: str, readers: dict, turns: Turns, texts: dict, count: int) -> list[str]:
+def _row(name: str, turns: Turns, texts: dict, count: int) -> list[str]:
     def spread(reader: str, quantity: str) -> Spread:
         return Spread.of([value for page in range(count) for value in turns.samples[reader, page][quantity]])
 
-    yardstick, cells = next(iter(readers)), [name]
+    cells = [name]
     for quantity in ("tokens_per_s", "first_ms"):
-        mine, theirs = spread(name, quantity), spread(yardstick, quantity)
+        mine, theirs = spread(name, quantity), spread(YARDSTICK, quantity)
         cells.append(f"{mine.median:.0f} ({mine.low:.0f} to {mine.high:.0f})")
         cells.append(f"{mine.median / theirs.median:.2f}x")
-    equal = sum(texts[name, page] == texts[yardstick, page] for page in range(count))
+    equal = sum(texts[name, page] == texts[YARDSTICK, page] for page in range(count))
     return [*cells, f"{equal} of {count}"]
 
 

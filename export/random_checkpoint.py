@@ -84,7 +84,8 @@ def random_checkpoint(directory: Path, shape: ModelShape, seed: int = 0) -> Path
         tensors = {name: _filled(name, size, noise, len(places) + i) for i, (name, size) in enumerate(names)}
         save_file(tensors, directory / file, metadata={"format": "pt"})
         places |= dict.fromkeys(tensors, file)
-    (directory / INDEX).write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+    index = {"metadata": {}, "weight_map": places}
+    (directory / INDEX).write_text(json.dumps(index), encoding="utf-8")
     return directory
 
 

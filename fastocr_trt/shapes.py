@@ -60,7 +60,7 @@ SHAPES = {
     "qwen2.5-vl-7b": ModelShape(28, 3584, 18944, 28, 4, 152_064, False),
     "qwen2.5-vl-32b": ModelShape(64, 5120, 27648, 40, 8, 152_064, False, vision_intermediate_size=3456),
     "qwen2.5-vl-72b": ModelShape(80, 8192, 29568, 64, 8, 152_064, False, vision_intermediate_size=3456),
-    "tiny": ModelShape(4, 256, 512, 4, 2, 512, True, 1, 128, 320, 4, (8, 12, 12)),
+    "tiny": ModelShape(4, 256, 512, 4, 2, 640, True, 1, 128, 320, 4, (8, 12, 12)),
 }
 """By the name that --shape takes. `tiny` is for trying the command out."""
 
