@@ -11,6 +11,8 @@ shape, whose texts mean nothing.
     python benchmarks/peers.py --shape qwen2.5-vl-3b --layers 4 --visual-tokens 1024 --pages 1 --save
 """
 
+from __future__ import annotations
+
 import importlib.util
 import math
 import statistics

@@ -166,14 +166,13 @@ def _matrix(options: argparse.Namespace, manifest: Manifest) -> Options:
 
 
 @contextmanager
-def _engine(options: argparse.Namespace) -> Iterator[tuple[Path, str]]:
-    """The engine directory and its name; one of --shape is made in a temporary directory and removed afterwards."""
+def _engine(options: argparse.Namespace) -> Iterator[Path]:
+    """The engine directory; one of --shape is made in a temporary directory and removed afterwards."""
     if options.shape is None:
-        directory = find_engine(options.engine, quiet=True)
-        yield directory, directory.resolve().name
+        yield find_engine(options.engine, quiet=True)
         return
     with tempfile.TemporaryDirectory(prefix="fastocr-bench-") as folder:
-        yield _made_engine(options, Path(folder)), options.shape
+        yield _made_engine(options, Path(folder))
 
 
 def _made_engine(options: argparse.Namespace, folder: Path) -> Path:
@@ -213,9 +212,7 @@ def _made_engine(options: argparse.Namespace, folder: Path) -> Path:
     return folder / "engine"
 
 
-def _measure(
-    options: argparse.Namespace, directory: Path, name: str, old: Run | None, write: Callable[[Run], None]
-) -> None:
+def _measure(options: argparse.Namespace, directory: Path, old: Run | None, write: Callable[[Run], None]) -> None:
     """Measure and hand the run to `write`: also after Ctrl-C, with what was measured until then."""
     from ..bench.environment import Environment
     from ..bench.matrix import cases
@@ -228,7 +225,7 @@ def _measure(
     manifest = Manifest.read(directory)
     matrix = _matrix(options, manifest)
     wanted = cases(matrix)
-    environment = Environment.here(manifest, name, matrix.backends)
+    environment = Environment.here(manifest, options.shape or manifest.model["source"], matrix.backends)
     if old is not None:
         check_comparable(old, environment, wanted)
     if "onnxruntime" in matrix.backends:
@@ -308,8 +305,8 @@ def _command(options: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     try:
-        with _engine(options) as (directory, name):
-            _measure(options, directory, name, old, write)
+        with _engine(options) as directory:
+            _measure(options, directory, old, write)
     finally:
         if output is not None:
             output.discard()
