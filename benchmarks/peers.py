@@ -181,7 +181,8 @@ def _row(name: str, turns: Turns, texts: dict, count: int) -> list[str]:
     cells = [name]
     for quantity in ("tokens_per_s", "first_ms"):
         mine, theirs = spread(name, quantity), spread(YARDSTICK, quantity)
-        cells.append(f"{mine.median:.0f} ({mine.low:.0f} to {mine.high:.0f})")
+        digits = 0 if mine.median >= 100 else 1
+        cells.append(f"{mine.median:.{digits}f} ({mine.low:.{digits}f} to {mine.high:.{digits}f})")
         cells.append(f"{mine.median / theirs.median:.2f}x")
     equal = sum(texts[name, page] == texts[YARDSTICK, page] for page in range(count))
     return [*cells, f"{equal} of {count}"]
