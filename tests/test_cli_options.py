@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from fastocr_trt import __version__
-from fastocr_trt.cli import _common, doctor, export, parity, parse
+from fastocr_trt.cli import _common, bench, calibrate, doctor, export, parity, parse, trace
 from fastocr_trt.errors import FastOCRError
 
 COMMANDS = {
+    "fastocr-bench": bench.main,
+    "fastocr-calibrate": calibrate.main,
     "fastocr-export": export.main,
+    "fastocr-trace": trace.main,
     "fastocr-parse": parse.main,
     "fastocr-parity": parity.main,
     "fastocr-doctor": doctor.main,
