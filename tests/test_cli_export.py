@@ -94,7 +94,9 @@ def test_stages_with_times_and_a_summary(exporter, tmp_path, capsys):
 def test_engines_are_summed_up_before_the_next_step(exporter, tmp_path, capsys, monkeypatch):
     record = BackendRecord("1.7", ("8.9",), "1", {})
     prepared = SimpleNamespace(note=None, library=SimpleNamespace(name="tensorrt-rtx"))
-    builder = SimpleNamespace(prepare=lambda *_: prepared, build_engines=lambda *_, **__: record)
+    builder = SimpleNamespace(
+        check_timing_cache=lambda _: None, prepare=lambda *_: prepared, build_engines=lambda *_, **__: record
+    )
     monkeypatch.setattr(export, "import_builder", lambda: builder)
     assert export.main(["demo", "-o", str(tmp_path / "demo"), "--backend", "tensorrt-rtx"]) == 0
     *_, engines, following = capsys.readouterr().out.splitlines()
