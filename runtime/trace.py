@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,16 @@ from ..errors import FastOCRError
 SCHEMA = "fastocr-trace/1"
 SUFFIX = ".npz"
 JPEG_QUALITY = 88
-_ARRAYS = {"token_ids": 1, "spans": 2, "log_probabilities": 1, "rows": 4, "mass": 4, "page_mass": 3}
-"""Array -> its axes; the first one is the token."""
+_ARRAYS = {
+    "token_ids": (1, np.int32),
+    "spans": (2, np.int32),
+    "log_probabilities": (1, np.float16),
+    "rows": (4, np.int32),
+    "mass": (4, np.float16),
+    "page_mass": (3, np.float16),
+}
+"""Array -> its axes, the first of which is the token, and its type."""
+_MOST_BYTES = 2 * 2**30  # unpacked; several times what the longest text leaves, where a small file can claim any size
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Trace:
         arrays["facts"] = np.frombuffer(json.dumps(facts).encode("ascii"), np.uint8)
         for number, picture in enumerate(self.pictures):
             arrays[f"picture_{number}"] = np.frombuffer(_jpeg(picture), np.uint8)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part = path.with_name(f".fastocr-{os.getpid()}.part")
         try:
             with part.open("wb") as file:
                 np.savez_compressed(file, **arrays)
@@ -101,28 +108,35 @@ class Trace:
     def load(cls, path: Path) -> Trace:
         """Read a file that `save` wrote. FastOCRError where it is missing, foreign, damaged or of another version."""
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                content = {name: stored[name] for name in stored.files}
-            facts = json.loads(content["facts"].tobytes())
+            facts, content = _unpack(path)
         except FileNotFoundError:
             raise FastOCRError(f"there is no trace at {path}; `fastocr-parse --trace DIR` writes them") from None
         except IsADirectoryError:
             raise FastOCRError(f"{path} is a folder, not a trace; name a file in it") from None
         except PermissionError as error:
             raise FastOCRError(f"cannot read {path}: {error.strerror}") from None
-        except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        except Exception as error:  # bytes of anything: zip, zlib and npy each have kinds of errors of their own
             raise FastOCRError(f"{path} is not a trace of fastocr-parse, or is damaged ({_line(error)})") from None
         schema = facts.pop("schema", None) if isinstance(facts, dict) else None
         if schema != SCHEMA:
             raise FastOCRError(f"{path} has the format {schema!r} and this fastocr-trt reads {SCHEMA!r}; trace again")
         try:
             return _build(facts, content)
-        except (KeyError, TypeError, ValueError, OSError) as error:
+        except Exception as error:  # facts of any shape, and pictures that Pillow refuses in ways of its own
             raise FastOCRError(f"{path} is a damaged trace ({_line(error)}); trace the page again") from None
 
 
+def _unpack(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
+    """The facts and all arrays of a file; any error where it is no such file."""
+    with np.load(path, allow_pickle=False) as stored:
+        if (size := sum(entry.file_size for entry in stored.zip.infolist())) > _MOST_BYTES:
+            raise ValueError(f"it claims to hold {size:,} bytes, and a trace has at most {_MOST_BYTES:,}")
+        content = {name: stored[name] for name in stored.files}
+    return json.loads(content["facts"].tobytes()), content
+
+
 def _build(facts: dict[str, Any], content: dict[str, np.ndarray]) -> Trace:
-    """ValueError, KeyError or TypeError where the parts do not fit each other."""
+    """Any error where the parts do not fit each other: what is drawn and measured relies on it that they do."""
     images = tuple(
         TracedImage(**{**each, "size": tuple(each["size"]), "resized": tuple(each["resized"])})
         for each in facts.pop("images")
@@ -131,22 +145,54 @@ def _build(facts: dict[str, Any], content: dict[str, np.ndarray]) -> Trace:
         Image.open(io.BytesIO(content[f"picture_{number}"].tobytes())).convert("RGB") for number in range(len(images))
     )
     layers = tuple(facts.pop("layers"))
-    arrays = {name: content[name] for name in _ARRAYS}
-    tokens = len(arrays["token_ids"])
-    for name, axes in _ARRAYS.items():
-        if arrays[name].ndim != axes or len(arrays[name]) != tokens:
-            raise ValueError(f"{name} is {list(arrays[name].shape)} for {tokens} tokens")
-    if arrays["rows"].shape != arrays["mass"].shape or arrays["rows"].shape[:3] != arrays["page_mass"].shape:
+    trace = Trace(layers=layers, images=images, pictures=pictures, **facts, **{name: content[name] for name in _ARRAYS})
+    _check_facts(trace)
+    _check_images(trace)
+    _check_arrays(trace)
+    return trace
+
+
+def _check_facts(trace: Trace) -> None:
+    strings = (trace.text, trace.mode, trace.finish_reason, trace.source or "")
+    if not all(isinstance(value, str) for value in strings) or not _whole(*trace.layers, trace.page or 0):
+        raise ValueError("text, mode, finish_reason, source, layers or page is of another type")
+
+
+def _check_images(trace: Trace) -> None:
+    first = 0
+    for image, picture in zip(trace.images, trace.pictures, strict=True):
+        if not _whole(*image.size, *image.resized, image.columns, image.rows, image.cell, least=1):
+            raise ValueError("an image's size is no size")
+        if image.resized != (image.columns * image.cell, image.rows * image.cell) or image.first_row != first:
+            raise ValueError("an image's visual tokens do not cover it")
+        if len(image.size) != 2 or picture.size != image.resized:
+            raise ValueError("a picture has another size than its image")
+        first += image.visual_tokens
+    if not first:
+        raise ValueError("there is no image")
+
+
+def _check_arrays(trace: Trace) -> None:
+    tokens, rows = len(trace.token_ids), trace.rows
+    for name, (axes, kind) in _ARRAYS.items():
+        array = getattr(trace, name)
+        if array.ndim != axes or len(array) != tokens or array.dtype != kind:
+            raise ValueError(f"{name} is {array.dtype} {list(array.shape)} for {tokens} tokens")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"{name} has numbers that are not finite")
+    if rows.shape != trace.mass.shape or rows.shape[:3] != trace.page_mass.shape:
         raise ValueError("rows, mass and page_mass differ in shape")
-    trace = Trace(layers=layers, images=images, pictures=pictures, **facts, **arrays)
-    text, rows = len(trace.text), trace.rows
-    if not images or len(layers) != rows.shape[1] or arrays["spans"].shape != (tokens, 2):
-        raise ValueError("layers, images or spans do not fit")
+    if len(trace.layers) != rows.shape[1] or trace.spans.shape != (tokens, 2):
+        raise ValueError("layers or spans do not fit")
     if rows.size and (rows.min() < -1 or rows.max() >= trace.visual_tokens):
         raise ValueError(f"a row lies outside the page's {trace.visual_tokens} visual tokens")
-    if tokens and (trace.spans.min() < 0 or trace.spans.max() > text):
-        raise ValueError(f"a span lies outside the text's {text} characters")
-    return trace
+    starts, ends = trace.spans.T
+    if (starts < 0).any() or (ends < starts).any() or (ends > len(trace.text)).any():
+        raise ValueError(f"a span lies outside the text's {len(trace.text)} characters")
+
+
+def _whole(*values: Any, least: int = 0) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) and value >= least for value in values)
 
 
 def _jpeg(picture: Image.Image) -> bytes:

@@ -14,6 +14,7 @@ from trace_helpers import CELL, at, image, trace_of
 
 from fastocr_trt.cli import parse
 from fastocr_trt.cli import trace as command
+from fastocr_trt.cli._traces import TraceFolder
 from fastocr_trt.demo.pages import generate_page
 from fastocr_trt.runtime.trace import Trace
 
@@ -98,7 +99,17 @@ def test_a_trace_folder_that_cannot_be_written_is_told_before_the_work(demo_engi
     argv = [page, "--engine", demo_engine_dir, "--trace", tmp_path / "file" / "traces"]
     assert parse.main([str(each) for each in argv]) == 2
     shown = capsys.readouterr()
-    assert shown.out == "" and "cannot write" in shown.err and "is a file, not a folder" in shown.err
+    assert shown.out == "" and "is a file, not a folder; choose another place with --trace" in shown.err
+    assert parse.main([*map(str, argv[:-1]), str(tmp_path / "file")]) == 2
+    assert f"cannot write {tmp_path / 'file'}: {tmp_path / 'file'} is a file" in capsys.readouterr().err
+
+
+def test_names_that_are_too_long_for_a_file_are_cut(tmp_path):
+    folder = TraceFolder(tmp_path)
+    names = [f"{'n' * 250}{end}.png" for end in "ab"]
+    paths = [folder.save(made_up(), name, 1) for name in names]
+    assert [path.name for path in paths] == ["n" * 200 + ".p1.npz", "n" * 200 + "-2.p1.npz"]
+    assert [Trace.load(path).source for path in paths] == names
 
 
 def test_png_is_the_page_with_heat_and_boxes(traced, tmp_path):
@@ -130,6 +141,24 @@ def test_html_needs_no_network_and_keeps_the_text_harmless(traced, tmp_path):
     assert data[0]["text"] == TEXT and data[0]["name"] == "scan.pdf, page 2"
     urls = [part for part in written.replace('"http://www.w3.org/2000/svg"', "").split() if "://" in part]
     assert urls == []
+
+
+def test_html_takes_names_and_texts_that_look_like_its_places(tmp_path):
+    text = r"{{title}}\d {{data}}"
+    trace = replace(trace_of(text, [[at(0, 0)] for _ in text]), source='{{data}} "<script>.png')
+    trace.save(tmp_path / "a.npz")
+    assert run(tmp_path / "a.npz", "-o", tmp_path / "out.html") == 0
+    written = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "<title>{{data}} &quot;&lt;script&gt;.png</title>" in written
+    data = json.loads(written.split('id="data">')[1].split("</script>")[0])
+    assert (data[0]["text"], data[0]["name"]) == (text, trace.source)
+
+
+def test_what_was_drawn_is_said(traced, tmp_path, capsys):
+    replace(made_up(), page=3).save(traced / "scan.p3.npz")
+    assert run(traced, "-o", tmp_path / "out.png") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "" and f"out-2.png shows {traced / 'scan.p3.npz'}" in shown.err
 
 
 def test_several_traces_make_numbered_pictures_or_one_html(traced, tmp_path):

@@ -137,8 +137,10 @@ def test_it_is_read_back_as_it_was_written(trace, tmp_path):
 def _rewrite(path, **changes):
     with np.load(path) as stored:
         content = dict(stored)
-    if "facts" in changes:
-        facts = {**json.loads(content["facts"].tobytes()), **changes.pop("facts")}
+    if {"facts", "image"} & set(changes):
+        facts = {**json.loads(content["facts"].tobytes()), **changes.pop("facts", {})}
+        facts["images"] = [{**each, **changes.get("image", {})} for each in facts["images"]]
+        changes.pop("image", None)
         content["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     np.savez(path, **{**content, **changes})
 
@@ -152,7 +154,18 @@ def _rewrite(path, **changes):
         ({"rows": np.full((1, 2, 2, 8), 64, np.int32)}, "damaged"),
         ({"rows": np.zeros(3, np.int32)}, "damaged"),
         ({"spans": np.full((1, 2), 999, np.int32)}, "damaged"),
+        ({"spans": np.array([[1, 0]], np.int32)}, "damaged"),
         ({"picture_0": np.zeros(9, np.uint8)}, "damaged"),
+        ({"rows": np.zeros((1, 2, 2, 8))}, "damaged"),
+        ({"mass": np.full((1, 2, 2, 8), np.nan, np.float16)}, "damaged"),
+        ({"facts": {"text": 5}}, "damaged"),
+        ({"facts": {"layers": ["2", "5"]}}, "damaged"),
+        ({"image": {"size": [0, 0]}}, "damaged"),
+        ({"image": {"size": "xy"}}, "damaged"),
+        ({"image": {"cell": -28}}, "damaged"),
+        ({"image": {"columns": 10**9}}, "damaged"),
+        ({"image": {"first_row": 1}}, "damaged"),
+        ({"image": {"resized": [28, 28], "columns": 1, "rows": 1}}, "damaged"),
     ],
 )
 def test_damage_is_told_in_one_sentence(trace, tmp_path, changes, said):
@@ -177,6 +190,36 @@ def test_a_foreign_file_is_told_in_one_sentence(tmp_path, content):
         Trace.load(path)
     with pytest.raises(FastOCRError, match="there is no trace"):
         Trace.load(tmp_path / "b.npz")
+
+
+def test_any_damaged_byte_is_told_in_one_sentence(trace, tmp_path):
+    path, chance = tmp_path / "a.npz", np.random.default_rng(4)
+    trace.save(path)
+    whole, told = path.read_bytes(), 0
+    for place in chance.integers(0, len(whole), 60):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            Trace.load(path)
+        except FastOCRError as error:
+            told += 1
+            assert "\n" not in str(error)
+    assert told > 30
+
+
+def test_a_file_that_claims_too_much_is_not_unpacked(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, facts=np.frombuffer(b"{}", np.uint8))
+    content = path.read_bytes()
+    entry = content.rindex(b"PK\x01\x02")  # of the directory: the size that it claims is there, and nowhere else
+    path.write_bytes(content[: entry + 24] + (2**31 + 1).to_bytes(4, "little") + content[entry + 28 :])
+    with pytest.raises(FastOCRError, match="claims to hold 2,147,483,649 bytes"):
+        Trace.load(path)
+
+
+def test_the_same_trace_is_the_same_file(trace, tmp_path):
+    trace.save(tmp_path / "a.npz")
+    trace.save(tmp_path / "b.npz")
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
 def test_what_cannot_be_traced_is_refused(demo_engine_dir):

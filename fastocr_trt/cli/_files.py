@@ -88,6 +88,16 @@ def open_output(target: Path, inputs: frozenset[FileId]) -> AtomicFile | DirectF
     return AtomicFile(target) if stat.S_ISREG(mode) else DirectFile(target)
 
 
+def check_writable(target: Path, option: str = "-o") -> None:
+    """FastOCRError where no file can be made beside `target`, whose folder is there; before the work, not after it."""
+    part = target.with_name(f".fastocr-{os.getpid()}.part")
+    try:
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise cannot_write(target, error, option) from None
+
+
 def file_ids(paths: Iterable[Path]) -> frozenset[FileId]:
     """The identities of those of `paths` that are there."""
     return frozenset(found for path in paths if (found := _file_id(path)) is not None)
@@ -99,15 +109,16 @@ def check_no_input(target: Path, inputs: frozenset[FileId]) -> None:
         raise FastOCRError(f"cannot write {target}: it is a page to read; choose another place with -o")
 
 
-def cannot_write(target: Path, error: OSError) -> FastOCRError:
-    reason, way_out = error.strerror or str(error), "choose another place with -o"
+def cannot_write(target: Path, error: OSError, option: str = "-o") -> FastOCRError:
+    """option: the one that says where to write."""
+    reason, way_out = error.strerror or str(error), f"choose another place with {option}"
     if error.errno == errno.ENAMETOOLONG:
-        way_out = "choose a shorter name with -o"
+        way_out = f"choose a shorter name with {option}"
     elif error.errno in (errno.ENOTDIR, errno.EEXIST):
-        blocking = next(parent for parent in target.parents if parent.exists())
+        blocking = next(part for part in (target, *target.parents) if part.exists())
         reason = f"{blocking} is a file, not a folder"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        way_out = "make room, or choose another place with -o"
+        way_out = f"make room, or choose another place with {option}"
     return FastOCRError(f"cannot write {target}: {reason}; {way_out}")
 
 

@@ -103,10 +103,12 @@ def _command(options: argparse.Namespace) -> int:
         from ..tracing.browser import page_of
 
         _write(output, page_of([Trace.load(file) for file in files]).encode("utf-8"))
+        common.note(f"{output} shows {files[0] if len(files) == 1 else f'{len(files)} traces'}")
         return common.EXIT_OK
     for number, file in enumerate(files, 1):
         name = output if len(files) == 1 else output.with_name(f"{output.stem}-{number}{output.suffix}")
         _write(name, draw(Trace.load(file), form))
+        common.note(f"{name} shows {file}")
     return common.EXIT_OK
 
 

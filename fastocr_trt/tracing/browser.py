@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ def page_of(traces: Sequence[Trace]) -> str:
     title = ", ".join(dict.fromkeys(_name(trace) for trace in traces))
     # `<` in a script would end it; within JSON strings it can be escaped.
     data = data.replace("<", "\\u003c")
-    return template.replace("{{title}}", html.escape(title[:200])).replace("{{data}}", data)
+    parts = {"title": html.escape(title[:200]), "data": data}
+    # In one go: what is put in may itself look like a place to fill.
+    return re.sub(r"\{\{(title|data)\}\}", lambda place: parts[place.group(1)], template)
 
 
 def _name(trace: Trace) -> str:
