@@ -310,12 +310,13 @@ def _memory(batch: int) -> Iterator[None]:
 def _warn_of_readings(
     dense: Sequence[Reading], accuracy: float | None, options: Options, warn: Callable[[str], None]
 ) -> None:
+    cut = sum(reading.finish_reason == "length" for reading in dense)
     if accuracy is not None and accuracy < POOR_ACCURACY:
+        belong = "give pages that the model can read, or see whether the texts belong to them"
         warn(
             f"dense reading gets {accuracy:.1%} of the texts' characters right: what is kept of so little says little; "
-            "give pages that the model can read, or see whether the texts belong to them"
+            + ("raise --max-new-tokens first, since texts are whole and pages were cut" if cut else belong)
         )
-    cut = sum(reading.finish_reason == "length" for reading in dense)
     if cut:
         warn(
             f"dense reading of {cut} of {len(dense)} pages was cut after {options.max_new_tokens} tokens: what comes "

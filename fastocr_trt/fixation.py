@@ -41,7 +41,10 @@ class FixationPolicy:
             raise FastOCRError("the policy has no focal layer; name at least one, for example focal_layers=[2]")
         both = sorted(set(self.focal_layers) & set(self.dense_layers))
         if both:
-            raise FastOCRError(f"layers {both} are both focal and dense; a focal layer is dense already, name it once")
+            raise FastOCRError(
+                f"layers {both} are both focal and dense; a focal layer is dense already: take "
+                "it out of dense_layers, which are [0] where they are not given"
+            )
         if not isinstance(self.per_kv_head, bool):
             raise FastOCRError(f"per_kv_head is {self.per_kv_head!r}; it must be true or false")
         for name in ("min_tokens", "refresh_every"):

@@ -157,7 +157,9 @@ def test_texts_are_found_by_page_of_file(tmp_path):
         ("demo -o {tmp}/p.json --pages {pages} --count 3", "--count is about generated pages"),
         ("demo -o {tmp}/p.json --count 100000", "too many"),
         ("demo -o {tmp}/p.json --keep 0", "selects nothing"),
+        ("demo -o {tmp}/p.json --max-new-tokens 2", "at least 3"),
         ("demo -o {tmp}", "is a folder"),
+        ("demo -o {tmp}/q.json", "q.record.npz is a folder"),
         ("demo -o {tmp}/none/p.json", "no folder"),
         ("demo -o {tmp}/p.json --html {tmp}/p.json", "give two files"),
         ("{other} -o {tmp}/p.json --pages {pages}", "supported are"),
@@ -174,6 +176,7 @@ def test_mistakes_get_one_sentence(tiny, pages, tmp_path, capsys, monkeypatch, a
         places[name].mkdir()
     (places["other"] / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     (places["broken"] / "page.png").write_bytes(b"no image")
+    (tmp_path / "q.record.npz").mkdir()
     words = [word.format(**places) for word in argv.split()]
     if told == "required: MODEL":
         words = words[1:]

@@ -16,6 +16,7 @@ from rich.table import Table
 from ..demo.pages import LAYOUTS, SIZES
 from ..errors import FastOCRError, MissingDependencyError
 from . import _common as common
+from ._files import check_writable
 from ._progress import PageProgress
 from .export import describe_policy
 
@@ -108,8 +109,12 @@ def verdict(calibration: Calibration, few: int) -> str:
     how = "the interval's lower bound counts" if chosen.judged_pages >= few else f"fewer than {few} pages: no interval"
     dense = calibration.dense_accuracy
     what += "" if dense is None else f" (of dense reading's {dense:.1%} accuracy)"
-    measured = f"{what} {_interval(chosen.judged)} on {chosen.judged_pages} pages, target {target:.1%}; {how}"
+    measured = f"{what} {_interval(chosen.judged)} on {_pages_text(chosen.judged_pages)}, target {target:.1%}; {how}"
     return f"policy: {describe_policy(chosen.choice.policy)}\n  {measured}"
+
+
+def _pages_text(count: int) -> str:
+    return "1 page" if count == 1 else f"{count} pages"
 
 
 def _policy_cells(choice: Choice) -> list[str]:
@@ -163,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     reading = parser.add_argument_group("reading")
     reading.add_argument("--prompt", metavar="TEXT", help="what to ask of a page (default: that of fastocr-export)")
     reading.add_argument(
-        "--max-new-tokens", type=common.at_least(2), default=512, metavar="N", help="per page; longer ones are cut"
+        "--max-new-tokens", type=common.at_least(3), default=512, metavar="N", help="per page; longer ones are cut"
     )
 
     choice = parser.add_argument_group("choice")
@@ -215,8 +220,8 @@ def _command(options: argparse.Namespace) -> int:
             least_recovered=options.least_recovered,
             candidates=options.candidates,
         )
-        store = options.output.with_name(f"{options.output.stem}.record.npz")
-        calibration = module.calibrate(loaded, pages, settings, store, options.fresh, progress, common.warn)
+        record = _record_path(options.output)
+        calibration = module.calibrate(loaded, pages, settings, record, options.fresh, progress, common.warn)
     module.write_policy(options.output, calibration)
     if options.html:
         from ..export.calibration_report import write_report
@@ -254,13 +259,19 @@ def import_calibrator() -> ModuleType:
     return calibrate
 
 
+def _record_path(output: Path) -> Path:
+    """What a stopped run goes on from, beside its output."""
+    return output.with_name(f"{output.stem}.record.npz")
+
+
 def _check_options(options: argparse.Namespace) -> None:
     """What can be told before a model is loaded."""
-    for path in filter(None, (options.output, options.html)):
+    for path in filter(None, (options.output, options.html, _record_path(options.output))):
         if path.is_dir():
             raise FastOCRError(f"{path} is a folder; give a file to write")
         if not path.parent.is_dir():
             raise FastOCRError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+        check_writable(path)
     if options.html and options.html.resolve() == options.output.resolve():
         raise FastOCRError(f"-o and --html are both {options.output}; give two files")
     if options.html and importlib.util.find_spec("matplotlib") is None:
