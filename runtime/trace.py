@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,9 +129,14 @@ class Trace:
 
 def _unpack(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     """The facts and all arrays of a file; any error where it is no such file."""
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is no NumPy archive")
     with np.load(path, allow_pickle=False) as stored:
         if (size := sum(entry.file_size for entry in stored.zip.infolist())) > _MOST_BYTES:
             raise ValueError(f"it claims to hold {size:,} bytes, and a trace has at most {_MOST_BYTES:,}")
+        if "facts" not in stored.files:
+            raise ValueError("it has no `facts`")
         content = {name: stored[name] for name in stored.files}
     return json.loads(content["facts"].tobytes()), content
 

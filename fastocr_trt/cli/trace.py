@@ -95,7 +95,9 @@ def _command(options: argparse.Namespace) -> int:
 
     output, form = options.output, options.output.suffix.lower()
     if form not in FORMS:
-        raise FastOCRError(f"{output} ends in {form or 'nothing'!r}; end it in one of {', '.join(FORMS)}")
+        raise FastOCRError(
+            f"{output} {f'ends in {form!r}' if form else 'has no ending'}; end it in one of {', '.join(FORMS)}"
+        )
     if output.is_dir():
         raise FastOCRError(f"cannot write {output}: it is a directory; name a file")
     files = find_traces(options.traces)
