@@ -31,9 +31,12 @@ class Readings:
     """Readings by what they follow from, in an SQLite file. One that is there is never made again."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = sqlite3.connect(path, timeout=60)
-        self._file.execute("CREATE TABLE IF NOT EXISTS readings (key TEXT PRIMARY KEY, reading TEXT)")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(path, timeout=60)
+            self._file.execute("CREATE TABLE IF NOT EXISTS readings (key TEXT PRIMARY KEY, reading TEXT)")
+        except (OSError, sqlite3.Error) as error:
+            raise FastOCRError(f"--cache {path} cannot be used ({error}); give another file") from None
 
     def get(self, key: str) -> Reading | None:
         row = self._file.execute("SELECT reading FROM readings WHERE key = ?", (key,)).fetchone()
@@ -122,6 +125,8 @@ def bench_of(args: argparse.Namespace) -> tuple[Bench, FixationPolicy]:
     for name in ("pages", "max_new_tokens", "batch"):
         if getattr(args, name) < 1:
             raise FastOCRError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
+    if args.pages > len(SEEDS["benchmarks"]):
+        raise FastOCRError(f"--pages is {args.pages}; {len(SEEDS['benchmarks'])} seeds are kept for benchmarks")
     bench = Bench(args.model, args.prompt, args.max_new_tokens, args.batch, args.threads, args.cache)
     policy = read_policy(args.policy, args.model)
     policy.check(bench.reader.num_layers)

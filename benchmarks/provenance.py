@@ -8,6 +8,7 @@ without such a one (insertions) have no true place and count only as wrong words
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from rapidfuzz.distance import Levenshtein
 from fastocr_trt.demo.boxed_pages import BOXED_LAYOUTS, generate_boxed_page
 from fastocr_trt.demo.pages import SEEDS, SIZES
 from fastocr_trt.demo.word_boxes import WordBox
+from fastocr_trt.errors import FastOCRError
 from fastocr_trt.runtime import Engine
 from fastocr_trt.runtime.provenance import read_words
 
@@ -110,11 +112,14 @@ def interval(pages: Sequence[np.ndarray], statistic) -> str:
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--engine", default="engines/demo", help="engine directory")
-    parser.add_argument("--pages", type=int, default=50)
-    parser.add_argument("--layout", choices=sorted(BOXED_LAYOUTS), default="mono")
-    parser.add_argument("--visual-tokens", type=int, choices=sorted(SIZES), default=768)
-    parser.add_argument("--modes", nargs="+", choices=("fast", "dense"), default=["fast", "dense"])
+    parser.add_argument("--pages", type=int, default=50, help="pages that are read")
+    parser.add_argument("--layout", choices=sorted(BOXED_LAYOUTS), default="mono", help="of the pages")
+    parser.add_argument("--visual-tokens", type=int, choices=sorted(SIZES), default=768, help="size of the pages")
+    parser.add_argument("--modes", nargs="+", choices=("fast", "dense"), default=["fast", "dense"], help="ways to read")
     args = parser.parse_args()
+    most = len(SEEDS["benchmarks"])
+    if not 1 <= args.pages <= most:
+        raise FastOCRError(f"--pages is {args.pages}; it must lie in 1 to {most:,}, the seeds kept for benchmarks")
     count, size = (2, 64) if args.quick else (args.pages, args.visual_tokens)
     engine = Engine.load(args.engine, threads=args.threads, trace=True)
     seeds = SEEDS["benchmarks"][:count]
@@ -171,4 +176,7 @@ def tables(measured: dict[str, Measured]) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FastOCRError as error:
+        sys.exit(f"error: {error}")

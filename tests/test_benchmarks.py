@@ -132,6 +132,11 @@ def test_a_mistaken_option_is_one_sentence(name, here, tmp_path):
     with pytest.raises(SystemExit) as stop:
         here(name, "--policy", str(policy), "--cache", str(tmp_path / "readings.sqlite"))
     assert str(stop.value).startswith("error: the policy names layers [9]") and "6 layers" in str(stop.value)
+    with pytest.raises(SystemExit, match="--pages is 100000; 80000 seeds are kept"):
+        here(name, "--pages", "100000")
+    (tmp_path / "text").write_text("no database, and more than a hundred bytes of it: " * 3)
+    with pytest.raises(SystemExit, match="cannot be used"):
+        here(name, "--cache", str(tmp_path / "text"))
 
 
 def test_every_form_of_the_attention_stack_computes_the_same():

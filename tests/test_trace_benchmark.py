@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fastocr_trt.demo.boxed_pages import generate_boxed_page
+from fastocr_trt.errors import FastOCRError
 
 pytest.importorskip("rapidfuzz", reason="words are aligned with rapidfuzz, of the extra `test`")
 
@@ -60,3 +61,10 @@ def test_it_runs_and_the_demo_reads_where_it_looks(benchmark, demo_engine_dir, m
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| fast"))
     in_line, in_word = (float(cell.split()[0]) for cell in line.strip("|").split("|")[2:4])
     assert in_line >= 0.8 and in_word >= 0.7
+
+
+@pytest.mark.parametrize("count", ["0", "100000"])
+def test_pages_that_there_are_no_seeds_for_are_refused(benchmark, monkeypatch, count):
+    monkeypatch.setattr(sys, "argv", ["provenance.py", "--pages", count])
+    with pytest.raises(FastOCRError, match=f"--pages is {count}"):
+        benchmark.main()
