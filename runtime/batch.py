@@ -101,8 +101,8 @@ class BatchRun:
             reads = 1.0
             if self.reading.mode == "fast":
                 reads = policy.mean_visual_reads(visual, layers, self.reading.keep)
-                if policy.refresh_every and self._decode_steps:
-                    dense = self._decode_steps // policy.refresh_every / self._decode_steps
+                if policy.refresh_every and (steps := page.chosen - 1) > 0:
+                    dense = steps // policy.refresh_every / steps
                     reads += dense * (1 - reads)
             text = self.tokenizer.decode(page.token_ids, skip_special_tokens=True)
             shrunk = any(i.resized_to_fit for i in images)

@@ -17,12 +17,16 @@ FinishReason = Literal["stop", "length", "loop"]
 
 @dataclass
 class PageState:
-    """What is known of one page while it is written. token_ids excludes the stop token."""
+    """What is known of one page while it is written. token_ids excludes the stop token.
+
+    chosen: tokens that were chosen for it, with the stop token and what was cut off: one more than its decode steps.
+    """
 
     limit: int
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     guard: LoopGuard | None = None
+    chosen: int = 0
 
     @property
     def active(self) -> bool:
@@ -30,6 +34,7 @@ class PageState:
 
     def accept(self, token: int, stop_token_ids: Sequence[int]) -> None:
         """Take the next token and decide whether the page goes on."""
+        self.chosen += 1
         if token in stop_token_ids:
             self.finish_reason = "stop"
             return

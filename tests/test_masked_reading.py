@@ -56,6 +56,17 @@ def test_the_policy_is_what_the_engine_does(masked, pages, demo_engine_dir, keep
     assert [r.mean_visual_reads for r in got] == pytest.approx([r.mean_visual_reads for r in want])
 
 
+def test_refreshes_are_counted_by_each_page_of_a_batch(masked, pages, demo_engine_dir):
+    engine = Engine.load(demo_engine_dir, threads=1, backend="onnxruntime")
+    policy = replace(engine.manifest.policy, refresh_every=3)
+    engine.manifest = replace(engine.manifest, policy=policy)
+    want = masked.read(pages, PROMPT, Fixation(policy), LIMIT)
+    assert len({len(r.token_ids) for r in want}) > 1  # they end at different steps
+    got = engine.parse_batch(pages, max_new_tokens=LIMIT, loop_guard=False)
+    assert [r.token_ids for r in got] == [r.token_ids for r in want]
+    assert [r.mean_visual_reads for r in got] == pytest.approx([r.mean_visual_reads for r in want])
+
+
 def test_a_shared_fixation_and_refreshes_change_what_is_seen(masked, pages):
     layers = {"focal_layers": (2,), "dense_layers": ()}
     masks = {}
