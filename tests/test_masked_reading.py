@@ -1,5 +1,7 @@
 """Pages read in torch under a method: dense is transformers' generate, the policy is what the engine does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -60,9 +62,9 @@ def test_refreshes_are_counted_by_each_page_of_a_batch(masked, pages, demo_engin
     engine = Engine.load(demo_engine_dir, threads=1, backend="onnxruntime")
     policy = replace(engine.manifest.policy, refresh_every=3)
     engine.manifest = replace(engine.manifest, policy=policy)
-    want = masked.read(pages, PROMPT, Fixation(policy), LIMIT)
+    want = masked.read(pages, PROMPT, Fixation(policy), 120)
     assert len({len(r.token_ids) for r in want}) > 1  # they end at different steps
-    got = engine.parse_batch(pages, max_new_tokens=LIMIT, loop_guard=False)
+    got = engine.parse_batch(pages, max_new_tokens=120, loop_guard=False)
     assert [r.token_ids for r in got] == [r.token_ids for r in want]
     assert [r.mean_visual_reads for r in got] == pytest.approx([r.mean_visual_reads for r in want])
 
