@@ -106,7 +106,7 @@ class Trace:
             part.unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, path: Path) -> Trace:
+    def load(cls, path: str | Path) -> Trace:
         """Read a file that `save` wrote. FastOCRError where it is missing, foreign, damaged or of another version."""
         try:
             facts, content = _unpack(path)
@@ -127,9 +127,9 @@ class Trace:
             raise FastOCRError(f"{path} is a damaged trace ({_line(error)}); trace the page again") from None
 
 
-def _unpack(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
+def _unpack(path: str | Path) -> tuple[Any, dict[str, np.ndarray]]:
     """The facts and all arrays of a file; any error where it is no such file."""
-    with path.open("rb") as file:
+    with Path(path).open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError("it is no NumPy archive")
     with np.load(path, allow_pickle=False) as stored:

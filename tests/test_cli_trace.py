@@ -161,6 +161,17 @@ def test_what_was_drawn_is_said(traced, tmp_path, capsys):
     assert shown.out == "" and f"out-2.png shows {traced / 'scan.p3.npz'}" in shown.err
 
 
+def test_a_trace_that_cannot_be_drawn_is_named_and_the_others_are_drawn(traced, tmp_path, capsys):
+    replace(trace_of("", []), source="empty.png", page=1).save(traced / "empty.p1.npz")
+    (traced / "foreign.npz").write_bytes(b"text")
+    assert run(traced, "-o", tmp_path / "out.gif") == 1
+    shown = capsys.readouterr().err
+    assert f"error: {traced / 'empty.p1.npz'}: the trace has no tokens" in shown and "foreign.npz is not" in shown
+    assert [p.name for p in tmp_path.glob("*.gif")] == ["out-3.gif"]
+    assert run(traced / "empty.p1.npz", "-o", tmp_path / "out.gif") == 2
+    assert run(traced / "empty.p1.npz", "-o", tmp_path / "out.png") == 0
+
+
 def test_several_traces_make_numbered_pictures_or_one_html(traced, tmp_path):
     for page in (10, 9):
         trace = replace(made_up(), page=page)

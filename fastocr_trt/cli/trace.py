@@ -107,10 +107,19 @@ def _command(options: argparse.Namespace) -> int:
         _write(output, page_of([Trace.load(file) for file in files]).encode("utf-8"))
         common.note(f"{output} shows {files[0] if len(files) == 1 else f'{len(files)} traces'}")
         return common.EXIT_OK
+    failed = 0
     for number, file in enumerate(files, 1):
         name = output if len(files) == 1 else output.with_name(f"{output.stem}-{number}{output.suffix}")
-        _write(name, draw(Trace.load(file), form))
+        try:
+            content = draw(Trace.load(file), form)
+        except FastOCRError as error:  # a page of which nothing was read, or a damaged one: the others are drawn
+            failed += 1
+            common.complain(str(error) if str(file) in str(error) else f"{file}: {error}")
+            continue
+        _write(name, content)
         common.note(f"{name} shows {file}")
+    if failed:
+        return common.EXIT_MISTAKE if failed == len(files) else common.EXIT_PARTIAL
     return common.EXIT_OK
 
 
