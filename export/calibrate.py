@@ -88,6 +88,12 @@ class Calibration:
     chosen: Verification
     kept: bool
 
+    def _status(self) -> str:
+        """Few pages are no calibration, however well they were read."""
+        if not self.kept:
+            return "calibrated, below its target"
+        return "calibrated" if self.chosen.judged_pages >= FEWEST_PAGES else "calibrated on few pages"
+
     def to_dict(self) -> dict[str, Any]:
         """policy.json: the policy, and under `calibration` the record that the manifest takes over."""
         first = next(iter(self.masses.values()))
@@ -95,7 +101,7 @@ class Calibration:
         return {
             "policy": self.chosen.choice.policy.to_dict(),
             "calibration": {
-                "status": "calibrated" if self.kept else "calibrated, below its target",
+                "status": self._status(),
                 "target": self.options.target,
                 "judged_by": "retention" if self.chosen.retention else "accuracy_against_dense",
                 "judged_on": "lower bound" if self.chosen.judged_pages >= FEWEST_PAGES else "value",

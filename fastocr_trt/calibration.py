@@ -140,8 +140,8 @@ class MassRecorder:
         """The means so far. FastOCRError where no page had two steps: then nothing is known of the step before."""
         if self._pairs == 0:
             raise FastOCRError(
-                f"no page had two decode steps (all together {self.steps}), so that nothing is known of how the gaze moves; "
-                "give pages with more text"
+                f"no page had two decode steps (all together {self.steps}), so that nothing is known of how the gaze "
+                "moves; give pages with more text"
             )
         sums = self._sums[keep, per_kv_head]
         return RecoveredMass(

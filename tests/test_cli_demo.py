@@ -196,6 +196,7 @@ class TestDoctor:
         assert run(doctor.main, "--engine", demo_engine_dir) == 0
         shown = capsys.readouterr().out
         assert "ok onnxruntime cpu" in shown and f"ok engine {demo_engine_dir}" in shown and "sizes match" in shown
+        assert "focal layers 2, 5 (known for this model)" in shown
 
     def test_json(self, demo_engine_dir, capsys):
         assert run(doctor.main, "--engine", demo_engine_dir, "--verify", "--json") == 0

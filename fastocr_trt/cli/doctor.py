@@ -215,6 +215,8 @@ def check_engine(directory: Path, verify: bool) -> Check:
         f"up to {room.max_visual_tokens} visual and {room.max_text_tokens} text tokens, "
         f"batch of {room.max_batch}, exported by fastocr-trt {manifest.fastocr_version}"
     )
+    policy = f"focal layers {', '.join(map(str, manifest.policy.focal_layers))}"
+    detail += f"; {policy} ({(manifest.calibration or {}).get('status', 'origin unknown')})"
     seen = "hashes match and it loads" if verify else "sizes match; --verify checks hashes and loads it"
     return Check(name, "works", f"{detail}; {seen}")
 
