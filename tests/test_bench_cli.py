@@ -233,9 +233,9 @@ def test_an_engine_is_measured_without_torch(demo_engine_dir):
     assert "decode step, ms" in done.stdout and "first token, ms" in done.stdout
 
 
-def test_peers_write_the_same_tokens():
+def test_peers_write_the_same_tokens(demo_engine_dir):
     pytest.importorskip("torch", reason="transformers is one of the peers")
-    command = [sys.executable, str(BENCHMARKS / "peers.py"), "--quick"]
+    command = [sys.executable, str(BENCHMARKS / "peers.py"), "--quick", "--engine", str(demo_engine_dir)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     last = [line.strip("| ").rsplit("| ", 1)[-1].strip() for line in done.stdout.splitlines() if line.startswith("| ")]
