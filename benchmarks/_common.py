@@ -10,8 +10,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from fastocr_trt.atomic import whole_file
+from fastocr_trt.machine import package_version, processor
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results.md"
 
@@ -58,9 +60,9 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 def header(threads: int, *packages: str) -> str:
     """One line on the machine, the threads and the versions that the numbers belong to."""
     names = ("numpy", "onnxruntime", *packages)
-    versions = ", ".join(f"{name} {_version(name)}" for name in dict.fromkeys(names))
+    versions = ", ".join(f"{name} {package_version(name)}" for name in dict.fromkeys(names))
     return (
-        f"{_processor()}, {os.cpu_count()} cores, {threads} thread{'s' * (threads != 1)}; "
+        f"{processor()}, {os.cpu_count()} cores, {threads} thread{'s' * (threads != 1)}; "
         f"Python {platform.python_version()}, {versions}; {time.strftime('%Y-%m-%d')}"
     )
 
@@ -83,9 +85,8 @@ def save(path: Path, name: str, text: str) -> None:
         old += f"\n{begin}\n{end}\n"
     before, rest = old.split(begin, 1)
     after = rest.split(end, 1)[1]
-    part = path.with_name(path.name + ".part")
-    part.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
-    part.replace(path)
+    with whole_file(path) as part:
+        part.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def progress():
@@ -95,20 +96,3 @@ def progress():
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Progress(*columns, console=Console(stderr=True), transient=True)
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "absent"

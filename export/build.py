@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ..atomic import whole_file
 from ..backends import FOLDERS, BackendName, BackendRecord
 from ..errors import ExportError, MissingDependencyError
 from ..gpus import compute_capabilities
+from ..machine import memory
 from ..manifest import Manifest
 from ..plugin_library import BUILD as BUILD_PLUGIN
 from ..plugin_library import find_plugin
@@ -149,7 +151,8 @@ def _build_all(
             engines[plan.name] = built.file
             settings = replace(settings, timing_cache=built.timing_cache)
         if settings.timing_cache is not None:
-            _save_cache(settings.timing_cache, new / TIMING_CACHE if timing_cache is None else timing_cache)
+            with whole_file(new / TIMING_CACHE if timing_cache is None else timing_cache) as part:
+                part.write_bytes(settings.timing_cache)
         record = BackendRecord(library.version, prepared.compute_capabilities, prepared.plugin_version, engines)
         now = Manifest.read(directory)  # a build takes minutes, in which the directory may have been exported again
         if now.files != manifest.files:
@@ -225,8 +228,8 @@ def check_room(expected: Estimate, directory: Path) -> None:
             f"the engines need about {expected.disk / 1e9:.1f} GB and the disk of {directory} has {free / 1e9:.1f} GB "
             "free; make room, or move the engine directory to another disk"
         )
-    available = _available_memory()
-    if available is not None and available < expected.memory:
+    available = memory("MemAvailable")
+    if 0 < available < expected.memory:
         raise ExportError(
             f"building needs about {expected.memory / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are "
             "available; end other programs, or build on a larger machine"
@@ -276,18 +279,3 @@ def _check_plugin_layers(manifest: Manifest, plan: EnginePlan, count: int) -> No
             f"{plan.name} has {count} plugin layers in place of {expected}: the library did not use the plugin for "
             "every layer; update it, or give --plugin none"
         )
-
-
-def _save_cache(content: bytes, path: Path) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
-
-
-def _available_memory() -> int | None:
-    """Bytes that Linux says can be had; None elsewhere."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

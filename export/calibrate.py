@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import __version__
+from ..atomic import whole_file
 from ..calibration import Choice, MassRecorder, RecoveredMass, candidates, frontier, pareto
 from ..errors import FastOCRError
 from .calibrate_pages import CalibrationPage, Pages
@@ -219,12 +220,8 @@ def calibrate(
 def write_policy(path: Path, calibration: Calibration) -> None:
     """Write policy.json, whole."""
     data = json.dumps(_finite(calibration.to_dict()), indent=2, allow_nan=False) + "\n"
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole_file(path) as part:
         part.write_text(data, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _record(loaded, pages: Pages, options: Options, record: CalibrationStore, progress: Progress):

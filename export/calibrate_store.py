@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..atomic import whole_file
 from ..calibration import MassRecorder
 from ..errors import FastOCRError
 from ..fixation import FixationPolicy
@@ -66,13 +67,8 @@ class CalibrationStore:
         }
         arrays = {f"{page}/{name}": array for page, sums in self._sums.items() for name, array in sums.items()}
         arrays["content"] = np.frombuffer(json.dumps(content).encode(), np.uint8)
-        part = self.path.with_name(self.path.name + ".part")
-        try:
-            with part.open("wb") as file:
-                np.savez(file, **arrays)
-            part.replace(self.path)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_file(self.path) as part, part.open("wb") as file:
+            np.savez(file, **arrays)
 
     def _load(self) -> None:
         try:

@@ -12,6 +12,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from ..atomic import whole_file
 from ..calibration import Choice, pareto
 from ..fixation import FixationPolicy
 from ..metrics import Interval
@@ -40,12 +41,8 @@ tr.chosen { font-weight: 600 } .verdict { font-size: 1.1rem }
 
 def write_report(path: Path, calibration: Calibration) -> None:
     """Write the report, whole. Needs matplotlib, which the extra `plots` brings."""
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole_file(path) as part:
         part.write_text(report(calibration), encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def report(calibration: Calibration) -> str:

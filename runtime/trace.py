@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..atomic import whole_file
 from ..errors import FastOCRError
 
 SCHEMA = "fastocr-trace/1"
-SUFFIX = ".npz"
 JPEG_QUALITY = 88
 _ARRAYS = {
     "token_ids": (1, np.int32),
@@ -97,13 +96,8 @@ class Trace:
         arrays["facts"] = np.frombuffer(json.dumps(facts).encode("ascii"), np.uint8)
         for number, picture in enumerate(self.pictures):
             arrays[f"picture_{number}"] = np.frombuffer(_jpeg(picture), np.uint8)
-        part = path.with_name(f".fastocr-{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                np.savez_compressed(file, **arrays)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_file(path) as part, part.open("wb") as file:
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:

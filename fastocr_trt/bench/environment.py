@@ -7,13 +7,12 @@ import platform
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from .. import __version__
 from ..backends import PACKAGES
 from ..errors import FastOCRError
 from ..gpus import gpu_names
+from ..machine import memory, package_version, processor
 from ..manifest import Manifest
 
 
@@ -31,7 +30,7 @@ class Machine:
     def here(cls) -> Machine:
         return cls(
             f"{platform.system()} {platform.machine()}",
-            _processor(),
+            processor(),
             usable_cores(),
             round(memory("MemTotal") / 2**30),
             gpu_names(),
@@ -60,7 +59,7 @@ class Environment:
         decoder = manifest.decoder
         model = {"name": name, "dtype": manifest.dtype, "weights": manifest.weights, **asdict(decoder)}
         packages = ["numpy", *(PACKAGES.get(backend, "onnxruntime") for backend in backends)]
-        versions = {package: _version(package) for package in dict.fromkeys(packages)}
+        versions = {package: package_version(package) for package in dict.fromkeys(packages)}
         now = time.strftime("%Y-%m-%d %H:%M")
         python = platform.python_version()
         return cls(Machine.here(), versions, model, __version__, python, manifest.policy.to_dict(), now)
@@ -95,32 +94,6 @@ class Environment:
 def usable_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory(field: str) -> int:
-    """Bytes of a field of /proc/meminfo, MemTotal or MemAvailable; 0 where it is not known."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "absent"
 
 
 def _list(values: dict) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import FastOCRError
+from ..machine import memory
 from ..manifest import Manifest
 from ..runtime.onnxruntime_session import SHARED_ABOVE
 from ..shapes import ITEM_SIZE, ModelShape
-from .environment import memory
 from .matrix import Case
 
 EXPORT_OVERHEAD = 1.6  # peak memory of an export over its engine's size; benchmarks/export_memory.py saw 1.44

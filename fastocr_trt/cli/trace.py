@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..atomic import whole_file
 from ..errors import FastOCRError
 from . import _common as common
 from ._files import cannot_write
@@ -78,16 +79,12 @@ def draw(trace: Trace, form: str) -> bytes:
 def _write(path: Path, content: bytes) -> None:
     """Whole or not at all."""
     real = Path(os.path.realpath(path))
-    part = real.with_name(f".fastocr-{os.getpid()}.part")
     try:
         real.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.replace(real)
+        with whole_file(real) as part:
+            part.write_bytes(content)
     except OSError as error:
         raise cannot_write(path, error) from None
-    finally:
-        if part.exists():
-            part.unlink()
 
 
 def _command(options: argparse.Namespace) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import torch
+
+from fastocr_trt.gpus import gpu_names
+from fastocr_trt.machine import package_version
 
 from .. import kernel_library
 from . import correctness, engines, speed
@@ -50,27 +51,17 @@ def main(argv: list[str] | None = None) -> int:
 def environment(device: str) -> str:
     """What the figures belong to."""
     packages = ("torch", "triton", "tensorrt", "tensorrt-rtx-cu13", "cuda-python", "onnxruntime")
-    versions = ", ".join(f"{name} {_version(name)}" for name in packages)
+    versions = ", ".join(f"{name} {package_version(name)}" for name in packages)
     where = f"CPU, dry run: {SMALL_KERNELS}" if device == "cpu" else _gpu()
     return f"{where}; Python {platform.python_version()}, {versions}; {time.strftime('%Y-%m-%d')}"
 
 
 def _gpu() -> str:
     properties = torch.cuda.get_device_properties(0)
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"], capture_output=True, text=True
-    ).stdout.strip()
     return (
         f"{properties.name}, sm_{properties.major}{properties.minor}, {properties.multi_processor_count} SMs, "
-        f"{properties.total_memory / 2**30:.0f} GiB, driver {driver or 'unknown'}, CUDA {torch.version.cuda}"
+        f"{properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}; nvidia-smi: {gpu_names() or 'not here'}"
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"
 
 
 def load(device: str) -> list[Implementation]:
@@ -94,7 +85,7 @@ def _build(device: str) -> Path:
     if device == "cpu":
         return kernel_library.build()
     major, minor = torch.cuda.get_device_capability()
-    return kernel_library.build(cuda=True, options=(f"-DFASTOCR_CUDA_ARCHITECTURES={major}{minor}-real",))
+    return kernel_library.build(cuda=True, architecture=f"{major}{minor}")
 
 
 def report_checks(implementations: list[Implementation], device: str) -> bool:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+from fastocr_trt.backends import MODULES
+
 PAGE = Path("examples") / "page-3.png"
 MODES = ("dense", "fast")
 
