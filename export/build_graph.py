@@ -54,11 +54,7 @@ def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
 
 def bank_rows(manifest: Manifest) -> dict[str, int]:
     """Rows of the banks, by the graphs' symbolic names; a cache that grows in an engine has a fixed length."""
-    room = manifest.capacities
-    return {
-        "visual_capacity": room.max_visual_tokens + room.prefill_chunk,
-        "text_capacity": room.max_text_tokens + room.prefill_chunk,
-    }
+    return {f"{kind}_capacity": rows for kind, rows in manifest.capacities.bank_rows.items()}
 
 
 def decoder_ranges(manifest: Manifest, decoding: bool, max_fixation: int) -> dict[str, Range]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from .atomic import whole_file
 from .backends import BackendRecord
 from .errors import EngineError, FastOCRError
 from .fixation import FixationPolicy
@@ -71,6 +72,14 @@ class Capacities:
     max_batch: int
     prefill_chunk: int
 
+    @property
+    def bank_rows(self) -> dict[str, int]:
+        """Rows of a page's `visual` and `text` bank: a chunk more than fits, since new rows go to both banks."""
+        return {
+            "visual": self.max_visual_tokens + self.prefill_chunk,
+            "text": self.max_text_tokens + self.prefill_chunk,
+        }
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -116,12 +125,8 @@ class Manifest:
         data = asdict(self)
         data["policy"] = self.policy.to_dict()
         data = {"schema_version": data.pop("schema_version"), **data}
-        part = directory / f"{MANIFEST_NAME}.part"
-        try:
+        with whole_file(directory / MANIFEST_NAME) as part:
             part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-            part.replace(directory / MANIFEST_NAME)
-        finally:
-            part.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -21,10 +21,7 @@ class TwoBankCache:
 
     def __init__(self, decoder: DecoderShape, capacities: Capacities, batch: int, dtype: str, device: Device) -> None:
         self.batch = batch
-        self.rows = {
-            "visual": capacities.max_visual_tokens + capacities.prefill_chunk,
-            "text": capacities.max_text_tokens + capacities.prefill_chunk,
-        }
+        self.rows = capacities.bank_rows
         shape = (batch, decoder.num_key_value_heads)
         self._buffers = {
             (layer, bank): device.zeros((*shape, self.rows[bank.split("_")[0]], decoder.head_dim), dtype)
@@ -46,6 +43,12 @@ class TwoBankCache:
         """Remember that the bank of `kind` was written up to `rows`."""
         self._touched[kind] = max(self._touched[kind], min(rows, self.rows[kind]))
 
+    def reserve(self, visual_length: np.ndarray, text_length: np.ndarray, rows: int) -> None:
+        """Remember that `rows` new rows are written to both banks. ValueError as `check_room`."""
+        check_room(self.rows, visual_length, text_length, rows)
+        for kind, length in (("visual", visual_length), ("text", text_length)):
+            self.touch(kind, int(length.max()) + rows)
+
     def clear(self) -> None:
         """Zero what the last pages wrote: a masked row must still be a finite number."""
         for (_, bank), buffer in self._buffers.items():
@@ -58,10 +61,21 @@ class TwoBankCache:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
 
-def check_room(cache: TwoBankCache, visual_length: np.ndarray, text_length: np.ndarray, rows: int) -> None:
+def check_room(bank_rows: Mapping[str, int], visual_length: np.ndarray, text_length: np.ndarray, rows: int) -> None:
     """Raise ValueError where `rows` new rows would pass the end of either bank: a defect of the caller."""
     for kind, length in (("visual", visual_length), ("text", text_length)):
-        end = int(length.max()) + rows
-        if end > cache.rows[kind]:
-            raise ValueError(f"{rows} rows at {int(length.max())} pass the {kind} bank's {cache.rows[kind]} rows")
-        cache.touch(kind, end)
+        if int(length.max()) + rows > bank_rows[kind]:
+            raise ValueError(f"{rows} rows at {int(length.max())} pass the {kind} bank's {bank_rows[kind]} rows")
+
+
+def chunk_valid(
+    kind: str, visual_length: np.ndarray, text_length: np.ndarray, counts: np.ndarray, rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """visual_valid and text_valid [B,rows] of a prefill chunk of `kind`, of which counts [B] rows are real.
+
+    Row i sees itself and the real rows before it; padding rows see what the last real row sees.
+    """
+    grown = np.minimum(np.arange(1, rows + 1)[None], counts[:, None])
+    nothing = np.zeros_like(grown)
+    visual, text = (grown, nothing) if kind == "visual" else (nothing, grown)
+    return visual_length[:, None] + visual, text_length[:, None] + text

@@ -11,7 +11,7 @@ import onnxruntime as ort
 from ..errors import EngineError
 from ..manifest import REBUILD, Manifest
 from .buffers import Buffer, Device
-from .cache import TwoBankCache, check_room
+from .cache import TwoBankCache, chunk_valid
 from .session import Mode
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -44,10 +44,7 @@ class OnnxRuntimeSession:
         self._inputs: dict[str, list[str]] = {}
         self._outputs: dict[str, list[str]] = {}
         self._cache: TwoBankCache | None = None
-        self._arange = np.arange(
-            max(manifest.capacities.max_visual_tokens, manifest.capacities.max_text_tokens)
-            + manifest.capacities.prefill_chunk
-        )
+        self._arange = np.arange(max(manifest.capacities.bank_rows.values()))
 
     def graph(self, name: str) -> ort.InferenceSession:
         """The graph `vision`, `dense` or `fast`, loaded on first use."""
@@ -124,16 +121,9 @@ class OnnxRuntimeSession:
 
     def prefill(self, kind: str, input_ids: np.ndarray, position_ids: np.ndarray, counts: np.ndarray) -> None:
         rows = input_ids.shape[1]
-        check_room(self._cache, self._visual_length, self._text_length, rows)
+        self._cache.reserve(self._visual_length, self._text_length, rows)
         session = self.graph("dense")
-        # Row i of a chunk sees itself and the real rows before it; padding rows see what the last real row sees.
-        grown = np.minimum(np.arange(1, rows + 1)[None], counts[:, None])
-        visual_valid = np.repeat(self._visual_length[:, None], rows, 1)
-        text_valid = np.repeat(self._text_length[:, None], rows, 1)
-        if kind == "visual":
-            visual_valid = visual_valid + grown
-        else:
-            text_valid = text_valid + grown
+        visual_valid, text_valid = chunk_valid(kind, self._visual_length, self._text_length, counts, rows)
         feeds = {
             "input_ids": input_ids,
             "position_ids": position_ids,
@@ -193,7 +183,7 @@ class OnnxRuntimeSession:
 
     def _run_step(self, name: str) -> None:
         """One graph call on the current step's buffers; its results are the other set's, whose turn it is then."""
-        check_room(self._cache, self._visual_length, self._text_length, 1)
+        self._cache.reserve(self._visual_length, self._text_length, 1)
         session = self.graph(name)
         key = (name, self._turn)
         rows = int(self._text_length.max()) + 1

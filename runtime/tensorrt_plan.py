@@ -120,10 +120,7 @@ class Plan:
         self._decoder = decoder = manifest.decoder
         self._dtype = DTYPES[manifest.dtype]
         self._capacities = capacities = manifest.capacities
-        self.bank_rows = {
-            "visual": capacities.max_visual_tokens + capacities.prefill_chunk,
-            "text": capacities.max_text_tokens + capacities.prefill_chunk,
-        }
+        self.bank_rows = capacities.bank_rows
         chunk, slots = capacities.prefill_chunk, max(self.bank_rows.values())
         fixation = (batch, decoder.num_key_value_heads, capacities.max_visual_tokens)
         self.step = Block(

@@ -21,6 +21,7 @@ from ..reference import (
     STATUS_VALID_OUT_OF_RANGE,
     STATUS_VISUAL_BANK_FULL,
 )
+from .cache import check_room, chunk_valid
 from .cuda_memory import OUT_OF_MEMORY, Cuda, CudaError, Memory, view
 from .session import Mode
 from .tensorrt_call import Call
@@ -169,13 +170,9 @@ class TensorRTSession:
     def prefill(self, kind: str, input_ids: np.ndarray, position_ids: np.ndarray, counts: np.ndarray) -> None:
         plan, role = self._plan, self._roles.prefill
         rows = plan.prefill_rows(input_ids.shape[1], self._least_rows)
-        self._check_room(rows)
+        check_room(plan.bank_rows, self._visual_length, self._text_length, rows)
         padding = (0, rows - input_ids.shape[1])
-        # Row i of a chunk sees itself and the real rows before it; padding rows see what the last real row sees.
-        grown = np.minimum(np.arange(1, rows + 1)[None], counts[:, None])
-        nothing = np.zeros_like(grown)
-        visual = self._visual_length[:, None] + (grown if kind == "visual" else nothing)
-        text = self._text_length[:, None] + (nothing if kind == "visual" else grown)
+        visual, text = chunk_valid(kind, self._visual_length, self._text_length, counts, rows)
         chunk = {
             "input_ids": np.pad(input_ids, ((0, 0), padding), mode="edge"),
             "position_ids": np.pad(position_ids, ((0, 0), (0, 0), padding), mode="edge"),
@@ -250,7 +247,7 @@ class TensorRTSession:
 
     def _queue(self, mode: Mode, place: int) -> None:
         """Give the stream one step, and the fetch of its status and tokens into a place of the ring."""
-        self._check_room(1)
+        check_room(self._plan.bank_rows, self._visual_length, self._text_length, 1)
         role = self._roles.mode(mode)
         if self._attends and self._attending != (mode == "dense"):
             self._attending = mode == "dense"
@@ -301,14 +298,6 @@ class TensorRTSession:
                 f"{capacities.max_text_tokens:,} text tokens, so the text would be wrong; {build}"
             )
         return PageError(f"the engine gave the status {status}, which this version does not know; {build}")
-
-    def _check_room(self, rows: int) -> None:
-        """ValueError where `rows` new rows would pass the end of either bank: a defect of the caller."""
-        for kind, length in (("visual", self._visual_length), ("text", self._text_length)):
-            if int(length.max()) + rows > self._plan.bank_rows[kind]:
-                raise ValueError(
-                    f"{rows} rows at {int(length.max())} pass the {kind} bank's {self._plan.bank_rows[kind]} rows"
-                )
 
     # Buffers.
 
