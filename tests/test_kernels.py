@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastocr_trt import reference
+from fastocr_trt.errors import MissingDependencyError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/ is not installed
 
@@ -28,8 +29,8 @@ def library():
         pytest.skip(f"building the kernels needs {missing}, which is not installed")
     try:
         return KernelLibrary(build())
-    except StopIteration:
-        pytest.skip("CUDA's headers are not installed (the CUDA toolkit, or pip install nvidia-cuda-runtime)")
+    except MissingDependencyError as error:  # CUDA's headers
+        pytest.skip(str(error))
 
 
 def numbers(*values):

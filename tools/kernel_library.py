@@ -14,10 +14,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
-import shutil
-import subprocess
-import sys
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from fastocr_trt.reference import Appended
+from tools import cmake
+from tools.cmake import missing_tool
 
 ROOT = Path(__file__).resolve().parents[1]
 OPS = {"dense": 0, "focal": 1, "gathered": 2}
@@ -240,54 +238,19 @@ def _bytes(array: Any) -> int:
     return array.numel() * array.element_size() if hasattr(array, "numel") else array.nbytes
 
 
-def missing_tool(*, cuda: bool = False) -> str | None:
-    """The name of a tool that a build needs and this machine lacks; None where all are there."""
-    places = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"))  # where CMake looks for nvcc
-    wanted = ["cmake", "c++", *(["nvcc"] if cuda else [])]
-    return next((tool for tool in wanted if shutil.which(tool, path=places) is None), None)
-
-
-def build(directory: Path | None = None, *, cuda: bool = False, options: tuple[str, ...] = ()) -> Path:
+def build(*, cuda: bool = False, architecture: str = "") -> Path:
     """Build the kernels with cmake where they are not up to date, and return the library.
 
-    For the CPU in build/kernels_cpu, for GPUs (cuda=True, which needs nvcc) in build/kernels_cuda; `options` are
-    cmake's, such as -DFASTOCR_CUDA_ARCHITECTURES=89-real. Raises RuntimeError with the compiler's output.
+    For the CPU in build/kernels_cpu, for GPUs (cuda=True, which needs nvcc) in build/kernels_cuda; architecture: of one
+    GPU alone, such as 89. Raises what `cmake.build` does.
     """
-    directory = directory or ROOT / "build" / ("kernels_cuda" if cuda else "kernels_cpu")
+    directory = ROOT / "build" / ("kernels_cuda" if cuda else "kernels_cpu")
+    options = {"FASTOCR_CUDA": "ON" if cuda else "OFF"}
+    if architecture:
+        options["FASTOCR_CUDA_ARCHITECTURES"] = f"{architecture}-real"
     target = "fastocr_kernels_shared" if cuda else "fastocr_kernels_cpu"
-    directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory / ".lock"):
-        _execute(
-            "cmake",
-            *("-S", str(ROOT / "plugins" / "kernels"), "-B", str(directory)),
-            *(f"-DPython3_EXECUTABLE={sys.executable}", f"-DFASTOCR_CUDA={'ON' if cuda else 'OFF'}"),
-            *options,
-        )
-        _execute("cmake", "--build", str(directory), "--target", target, "--parallel", "2")
-    name = "libfastocr_kernels.so" if cuda else "libfastocr_kernels_cpu.so"
-    return next(directory.rglob(name))
-
-
-class _locked:
-    """Holds a file's lock, so that two processes do not build in one folder at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        import fcntl  # builds are for Linux; the module must import everywhere
-
-        self._file = self._path.open("w")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-def _execute(*command: str) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{result.stdout[-4000:]}{result.stderr[-4000:]}")
+    cmake.build(ROOT / "plugins" / "kernels", directory, [target], options)
+    return next(directory.rglob("libfastocr_kernels.so" if cuda else "libfastocr_kernels_cpu.so"))
 
 
 def main() -> None:
