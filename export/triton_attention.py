@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..errors import MissingDependencyError
-from . import ops
 
 try:
     import triton
@@ -248,6 +247,8 @@ def register(device: str = "cuda") -> None:
     """Make these the implementation of the three ops on `device`; once per process."""
     if device == "cuda" and not torch.cuda.is_available():
         raise MissingDependencyError("the Triton kernels need a CUDA GPU that torch sees; there is none")
+    from . import ops  # which needs onnxscript, and the functions above do not
+
     ops.dense_attention.register_kernel(device)(_dense_op)
     ops.focal_attention.register_kernel(device)(_focal_op)
     ops.gathered_attention.register_kernel(device)(_gathered_op)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fastocr_trt import reference
+from fastocr_trt.export import ops  # noqa: F401 (torch.ops.fastocr, which the registered forms are compared with)
 from fastocr_trt.export import triton_attention as attention
 from fastocr_trt.export.triton_attention import Banks, Seen
 
