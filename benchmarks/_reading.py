@@ -104,6 +104,12 @@ def pages_of(layout: str, count: int, visual_tokens: int) -> list[GeneratedPage]
     return [generate_page(seed, layout, visual_tokens) for seed in SEEDS["benchmarks"][:count]]
 
 
+def pages_and_truths(args: argparse.Namespace) -> tuple[dict[str, list[GeneratedPage]], dict[str, list[str]]]:
+    """The pages of the options by layout, and what they say."""
+    pages = {layout: pages_of(layout, args.pages, args.visual_tokens) for layout in args.layouts}
+    return pages, {layout: [page.text for page in some] for layout, some in pages.items()}
+
+
 def add_arguments(parser: argparse.ArgumentParser, layouts: Sequence[str], pages: int) -> None:
     """Options of the benchmarks that read pages."""
     add = parser.add_argument

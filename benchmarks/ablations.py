@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from _common import arguments, header, markdown_table, progress, report
 from _methods_fixation import TextWindow
-from _reading import Bench, add_arguments, bench_of, pages_of, run
+from _reading import Bench, add_arguments, bench_of, pages_and_truths, run
 from _scores import Read, columns, readable, row
 
 from fastocr_trt.demo.pages import GeneratedPage
@@ -74,8 +74,7 @@ def main() -> None:
     add_arguments(parser, ("mono",), pages=50)
     args = parser.parse_args()
     bench, policy = bench_of(args)
-    pages = {layout: pages_of(layout, args.pages, args.visual_tokens) for layout in args.layouts}
-    truths = {layout: [page.text for page in some] for layout, some in pages.items()}
+    pages, truths = pages_and_truths(args)
     dense, fastocr = Read("dense"), Read("the policy", f"{policy.keep:.0%}")
     ways: list[tuple[Read, Method]] = [(dense, Dense()), (fastocr, Fixation(policy))]
     for name, method in settings(policy, bench.reader.num_layers, args.quick):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from _common import arguments, header, markdown_table, progress, report
 from _methods import keep_for
 from _methods_adaptive import CoveredMass, FixedShare, Widening, at_keep
-from _reading import add_arguments, bench_of, pages_of, run
+from _reading import add_arguments, bench_of, pages_and_truths, run
 from _scores import Read, error_difference, exact_lines, points, readable, retention
 
 from fastocr_trt import metrics
@@ -97,8 +97,7 @@ def main() -> None:
     add_arguments(parser, ("mono",), pages=50)
     args = parser.parse_args()
     bench, policy = bench_of(args)
-    pages = {layout: pages_of(layout, args.pages, args.visual_tokens) for layout in args.layouts}
-    truths = {layout: [page.text for page in some] for layout, some in pages.items()}
+    pages, truths = pages_and_truths(args)
     pairs = []
     bases = policies(policy)[: 1 if args.quick else None]
     ways = [(base, method) for base in bases for method in settings(base, args.quick)]

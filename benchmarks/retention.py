@@ -17,7 +17,7 @@ from _common import arguments, header, markdown_table, progress, report
 from _methods import keep_for
 from _methods_eviction import H2O, FastV, RandomRows, SnapKV, Window
 from _methods_fixation import EvenlySpaced, NoReuse, SingleLayer, TwoPass
-from _reading import Bench, add_arguments, bench_of, pages_of, run
+from _reading import Bench, add_arguments, bench_of, pages_and_truths, run
 from _scores import Read, by_layout, columns, readable, row
 
 from fastocr_trt.export.fixation_method import Fixation
@@ -95,8 +95,7 @@ def main() -> None:
     add_arguments(parser, DEFAULT_LAYOUTS, pages=20)
     args = parser.parse_args()
     bench, policy = bench_of(args)
-    pages = {layout: pages_of(layout, args.pages, args.visual_tokens) for layout in args.layouts}
-    truths = {layout: [page.text for page in some] for layout, some in pages.items()}
+    pages, truths = pages_and_truths(args)
     num_layers = bench.reader.num_layers
     reads = policy.mean_visual_reads(args.visual_tokens, num_layers)
     with progress() as bar:

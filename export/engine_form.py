@@ -17,7 +17,7 @@ from .. import reference
 from ..backends import PLUGIN_NAMESPACE, PLUGIN_VERSION
 from ..fixation import FixationPolicy
 from .attention import Banks
-from .ops import BANKS, NEW_ROWS
+from .ops import BANKS, NEW_ROWS, as_tensors, to_numpy
 from .schemas import DOMAIN, ENGINE_OPSET_VERSION, AttrType, register_schema
 
 STATE = ("visual_length", "text_length", "visual_valid", "text_valid")
@@ -139,9 +139,8 @@ def _(query, key, value, pvk, pvv, ptk, ptv, vl, tl, vv, tv, fixation, attend_al
 
 
 def _run(op: str, tensors: tuple[Tensor, ...], **arguments) -> tuple[Tensor, ...]:
-    arrays = [(t.float() if t.is_floating_point() else t).numpy() for t in tensors]
-    results = (torch.from_numpy(a) for a in reference.engine_form(op, *arrays, **arguments) if a is not None)
-    return tuple(t.to(tensors[0].dtype) if t.is_floating_point() else t for t in results)
+    results = reference.engine_form(op, *to_numpy(*tensors), **arguments)
+    return as_tensors(tensors[0], (array for array in results if array is not None))
 
 
 @dataclass

@@ -64,7 +64,7 @@ def dense_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     past = (past_visual_key, past_visual_value, past_text_key, past_text_value)
     state = (visual_length, text_length, visual_valid, text_valid)
-    return _like(query, reference.dense_attention(*_numpy(query, key, value, *past, *state), scale=scale))
+    return as_tensors(query, reference.dense_attention(*to_numpy(query, key, value, *past, *state), scale=scale))
 
 
 @torch.library.custom_op("fastocr::focal_attention", mutates_args=())
@@ -89,9 +89,9 @@ def focal_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     past = (past_visual_key, past_visual_value, past_text_key, past_text_value)
     state = (visual_length, text_length, visual_valid, text_valid, num_fixations)
-    arrays = _numpy(query, key, value, *past, *state)
+    arrays = to_numpy(query, key, value, *past, *state)
     size = len(fixation_slots)
-    return _like(query, reference.focal_attention(*arrays, size, scale=scale, per_kv_head=bool(per_kv_head)))
+    return as_tensors(query, reference.focal_attention(*arrays, size, scale=scale, per_kv_head=bool(per_kv_head)))
 
 
 @torch.library.custom_op("fastocr::gathered_attention", mutates_args=())
@@ -112,7 +112,7 @@ def gathered_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     banks = (visual_key, visual_value, past_text_key, past_text_value)
     state = (text_length, visual_valid, text_valid, fixation)
-    return _like(query, reference.gathered_attention(*_numpy(query, key, value, *banks, *state), scale=scale))
+    return as_tensors(query, reference.gathered_attention(*to_numpy(query, key, value, *banks, *state), scale=scale))
 
 
 @dense_attention.register_fake
@@ -131,12 +131,12 @@ def _(query, key, value, visual_key, visual_value, ptk, ptv, *state_and_scale):
     return tuple(torch.empty_like(t) for t in (query, ptk, ptv))
 
 
-def _numpy(*tensors: Tensor):
+def to_numpy(*tensors: Tensor):
     return [(t.float() if t.is_floating_point() else t).numpy() for t in tensors]
 
 
-def _like(query: Tensor, arrays) -> tuple[Tensor, ...]:
-    tensors = (torch.from_numpy(array) for array in arrays)
+def as_tensors(query: Tensor, arrays) -> tuple[Tensor, ...]:
+    tensors = (torch.fromto_numpy(array) for array in arrays)
     return tuple(t.to(query.dtype) if t.is_floating_point() else t for t in tensors)
 
 
