@@ -11,8 +11,6 @@ import pytest
 
 pytest.importorskip("onnx", reason="building engines needs the extra `export`")
 
-from test_engine_build import directory, tensorrt  # noqa: F401 (fixtures)
-
 from fastocr_trt.backends import rebuild_command
 from fastocr_trt.cli import export as cli
 from fastocr_trt.errors import EngineError, ExportError
@@ -21,11 +19,11 @@ from fastocr_trt.export.build_directory import only_build
 from fastocr_trt.manifest import Manifest
 
 
-def contents(directory: Path) -> dict[Path, bytes]:  # noqa: F811
+def contents(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_two_builds_in_one_directory(directory, tensorrt):  # noqa: F811
+def test_two_builds_in_one_directory(directory, tensorrt):
     pytest.importorskip("fcntl", reason="builds are told apart by a file lock, which this system lacks")
     tensorrt()
     prepared = build.prepare("tensorrt", "none")
@@ -37,7 +35,7 @@ def test_two_builds_in_one_directory(directory, tensorrt):  # noqa: F811
     assert not left.exists()
 
 
-def test_what_the_manifest_learned_during_the_build_is_kept(directory, tensorrt):  # noqa: F811
+def test_what_the_manifest_learned_during_the_build_is_kept(directory, tensorrt):
     tensorrt()
 
     def meanwhile(stage, share):
@@ -48,7 +46,7 @@ def test_what_the_manifest_learned_during_the_build_is_kept(directory, tensorrt)
     assert set(Manifest.read(directory).backends) == {"other", "tensorrt"}
 
 
-def test_a_directory_that_was_exported_again_during_the_build(directory, tensorrt):  # noqa: F811
+def test_a_directory_that_was_exported_again_during_the_build(directory, tensorrt):
     tensorrt()
 
     def meanwhile(stage, share):
@@ -65,7 +63,7 @@ def test_a_directory_that_was_exported_again_during_the_build(directory, tensorr
     ("name", "keep", "told"),
     [("dense.onnx", 0.5, "half-written or changed"), ("weights.bin", 0.9, "half-written"), ("fast.onnx", 0, "lacks")],
 )
-def test_files_that_are_cut_or_gone(directory, tensorrt, name, keep, told):  # noqa: F811
+def test_files_that_are_cut_or_gone(directory, tensorrt, name, keep, told):
     tensorrt()
     path = directory / name
     whole = path.read_bytes()
@@ -76,7 +74,7 @@ def test_files_that_are_cut_or_gone(directory, tensorrt, name, keep, told):  # n
         build.build_engines(directory, build.prepare("tensorrt", "none"))
 
 
-def test_a_graph_with_a_changed_byte(directory, tensorrt):  # noqa: F811
+def test_a_graph_with_a_changed_byte(directory, tensorrt):
     tensorrt()
     path = directory / "vision.onnx"
     changed = bytearray(path.read_bytes())
@@ -87,7 +85,7 @@ def test_a_graph_with_a_changed_byte(directory, tensorrt):  # noqa: F811
 
 
 @pytest.mark.parametrize("where", ["absent/timing.cache", "."])
-def test_a_timing_cache_that_cannot_be_written_is_told_first(directory, tensorrt, tmp_path, where, capsys):  # noqa: F811
+def test_a_timing_cache_that_cannot_be_written_is_told_first(directory, tensorrt, tmp_path, where, capsys):
     trt = tensorrt()
     with pytest.raises(ExportError, match="the timing cache cannot be written to"):
         build.build_engines(directory, build.prepare("tensorrt", "none"), timing_cache=tmp_path / where)
@@ -98,7 +96,7 @@ def test_a_timing_cache_that_cannot_be_written_is_told_first(directory, tensorrt
     assert "the timing cache cannot be written to" in capsys.readouterr().err
 
 
-def test_a_disk_that_fills_up(directory, tensorrt, monkeypatch):  # noqa: F811
+def test_a_disk_that_fills_up(directory, tensorrt, monkeypatch):
     tensorrt()
     build.build_engines(directory, build.prepare("tensorrt", "none"))
     before = contents(directory)
@@ -116,7 +114,7 @@ def test_a_disk_that_fills_up(directory, tensorrt, monkeypatch):  # noqa: F811
     assert not [path for path in directory.iterdir() if path.name.startswith(".")]
 
 
-def test_an_interruption_while_the_folders_change_places(directory, tensorrt, monkeypatch):  # noqa: F811
+def test_an_interruption_while_the_folders_change_places(directory, tensorrt, monkeypatch):
     tensorrt()
     build.build_engines(directory, build.prepare("tensorrt", "none"))
     before = contents(directory)
