@@ -136,7 +136,7 @@ def to_numpy(*tensors: Tensor):
 
 
 def as_tensors(query: Tensor, arrays) -> tuple[Tensor, ...]:
-    tensors = (torch.fromto_numpy(array) for array in arrays)
+    tensors = (torch.from_numpy(array) for array in arrays)
     return tuple(t.to(query.dtype) if t.is_floating_point() else t for t in tensors)
 
 
