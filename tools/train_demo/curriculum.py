@@ -12,6 +12,7 @@ _PAGES = {64: 16, 128: 10, 384: 4, 768: 2}
 _PAGES_TO_SEE = {128: 24, 384: 8}
 
 _LAYOUTS = (("column", 10), ("columns", 5), ("table", 4))
+_LAYOUTS_OF_64 = (("column", 10), ("table", 4))  # two columns of four visual tokens hold a word each at best
 
 
 class Stage(NamedTuple):
@@ -37,7 +38,7 @@ def task(stage: int, seed: int, step: int) -> Task:
     kinds = [(size, True) for size in STAGES[stage].read] + [(size, False) for size in STAGES[stage].see]
     weights = [*STAGES[stage].read.values(), *STAGES[stage].see.values()]
     size, reading = source.choices(kinds, weights)[0]
-    names, shares = zip(*_LAYOUTS, strict=True)
+    names, shares = zip(*(_LAYOUTS_OF_64 if size == 64 else _LAYOUTS), strict=True)
     layout = source.choices(names, shares)[0]
     return Task(size, layout, _PAGES[size] if reading else _PAGES_TO_SEE[size], reading)
 
