@@ -106,8 +106,17 @@ def pages_of(layout: str, count: int, visual_tokens: int) -> list[GeneratedPage]
 
 def pages_and_truths(args: argparse.Namespace) -> tuple[dict[str, list[GeneratedPage]], dict[str, list[str]]]:
     """The pages of the options by layout, and what they say."""
-    pages = {layout: pages_of(layout, args.pages, args.visual_tokens) for layout in args.layouts}
+    pages = {layout: pages_of(layout, count, args.visual_tokens) for layout, count in args.counts.items()}
     return pages, {layout: [page.text for page in some] for layout, some in pages.items()}
+
+
+def about_pages(args: argparse.Namespace) -> str:
+    """Which pages the options ask for, in words: "100 pages of mono, 20 of columns, 384 visual tokens"."""
+    names: dict[int, list[str]] = {}
+    for layout, count in args.counts.items():
+        names.setdefault(count, []).append(layout)
+    parts = [f"{n} {'page' if n == 1 else 'pages'} of {', '.join(some)}" for n, some in names.items()]
+    return f"{'; '.join(parts)}; {args.visual_tokens} visual tokens"
 
 
 def add_arguments(parser: argparse.ArgumentParser, layouts: Sequence[str], pages: int) -> None:
@@ -116,8 +125,10 @@ def add_arguments(parser: argparse.ArgumentParser, layouts: Sequence[str], pages
     add("--model", default=DEMO, help="folder of a checkpoint, its name on the hub, or demo")
     add("--policy", type=Path, help="a policy as JSON; the demo has one of its own")
     add("--prompt", default=DEMO_PROMPT, help="what is asked after the page")
-    add("--layouts", nargs="+", choices=sorted(LAYOUTS), default=list(layouts), help="layouts of the pages")
-    add("--pages", type=int, default=pages, help="pages of each layout")
+    add("--layouts", nargs="+", default=list(layouts), metavar="LAYOUT[=PAGES]",
+        help=f"layouts of the pages ({', '.join(sorted(LAYOUTS))}), each with a number of pages of its own if it is "
+        "given one")  # fmt: skip
+    add("--pages", type=int, default=pages, help="pages of each other layout")
     add("--visual-tokens", type=int, choices=sorted(SIZES), default=384, help="size of the pages")
     add("--max-new-tokens", type=int, default=660, help="a reading longer than this is cut")
     add("--batch", type=int, default=10, help="pages read together")
@@ -127,16 +138,31 @@ def add_arguments(parser: argparse.ArgumentParser, layouts: Sequence[str], pages
 def bench_of(args: argparse.Namespace) -> tuple[Bench, FixationPolicy]:
     """The bench and the policy of the options; --quick makes pages few, small and short."""
     if args.quick:
-        args.pages, args.visual_tokens, args.max_new_tokens, args.layouts = 2, 64, 60, args.layouts[:1]
+        args.pages, args.visual_tokens, args.max_new_tokens = 2, 64, 60
+        args.layouts = [name.partition("=")[0] for name in args.layouts[:1]]
     for name in ("pages", "max_new_tokens", "batch"):
         if getattr(args, name) < 1:
             raise FastOCRError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
-    if args.pages > len(SEEDS["benchmarks"]):
-        raise FastOCRError(f"--pages is {args.pages}; {len(SEEDS['benchmarks'])} seeds are kept for benchmarks")
+    args.counts = _counts(args.layouts, args.pages)
     bench = Bench(args.model, args.prompt, args.max_new_tokens, args.batch, args.threads, args.cache)
     policy = read_policy(args.policy, args.model)
     policy.check(bench.reader.num_layers)
     return bench, policy
+
+
+def _counts(layouts: Sequence[str], pages: int) -> dict[str, int]:
+    """Pages by layout, of --layouts and --pages."""
+    counts = {}
+    for name, given, count in (layout.partition("=") for layout in layouts):
+        if name not in LAYOUTS:
+            raise FastOCRError(f"there is no layout {name!r} (--layouts); there are {', '.join(sorted(LAYOUTS))}")
+        if given and not (count.isdecimal() and int(count) > 0):
+            raise FastOCRError(f"--layouts {name}={count}: the number of pages must be a whole number of at least 1")
+        counts[name] = int(count) if given else pages
+        if counts[name] > len(SEEDS["benchmarks"]):
+            where = f"--layouts {name}={count}" if given else f"--pages is {pages}"
+            raise FastOCRError(f"{where}; {len(SEEDS['benchmarks'])} seeds are kept for benchmarks")
+    return counts
 
 
 def read_policy(path: Path | None, model: str) -> FixationPolicy:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from _common import arguments, header, markdown_table, progress, report
 from _methods_fixation import TextWindow
-from _reading import Bench, add_arguments, bench_of, pages_and_truths, run
+from _reading import Bench, about_pages, add_arguments, bench_of, pages_and_truths, run
 from _scores import Read, columns, readable, row
 
 from fastocr_trt.demo.pages import GeneratedPage
@@ -89,7 +89,7 @@ def main() -> None:
         alike, count = same_tokens(bench, pages, policy)
     pooled = readable(dense, truths)
     about = (
-        f"{args.pages} pages of each layout, {args.visual_tokens} visual tokens. Policy: focal layers "
+        f"{about_pages(args)}. Policy: focal layers "
         f"{list(policy.focal_layers)}, dense layers {list(policy.dense_layers)} of {bench.reader.num_layers}, keep "
         f"{policy.keep:.0%}. Pooled over {', '.join(pooled)}. Pages with the same tokens read one by one and in "
         f"batches of 8: {alike} of {count}."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from _common import arguments, header, markdown_table, progress, report
 from _methods import keep_for
 from _methods_adaptive import CoveredMass, FixedShare, Widening, at_keep
-from _reading import add_arguments, bench_of, pages_and_truths, run
+from _reading import about_pages, add_arguments, bench_of, pages_and_truths, run
 from _scores import Read, error_difference, exact_lines, points, readable, retention
 
 from fastocr_trt import metrics
@@ -119,8 +119,8 @@ def main() -> None:
             pairs.append(Pair(base, adaptive, read(Read("fixed", f"{fixed.policy.keep:.2%}"), fixed)))
     bounds = CoveredMass(policy, 0.5)
     about = (
-        f"{args.pages} pages of each layout ({', '.join(args.layouts)}), {args.visual_tokens} visual tokens; pooled "
-        f"over {', '.join(pooled)}. Covered mass: {bounds.least:.1%} to {bounds.most:.0%} of the page's rows."
+        f"{about_pages(args)}; pooled over {', '.join(pooled)}. "
+        f"Covered mass: {bounds.least:.1%} to {bounds.most:.0%} of the page's rows."
     )
     parts = [markdown_table(COLUMNS, [cells(pair, dense, truths, pooled) for pair in pairs])]
     for layout in pooled if len(pooled) > 1 else ():

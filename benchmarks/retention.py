@@ -17,7 +17,7 @@ from _common import arguments, header, markdown_table, progress, report
 from _methods import keep_for
 from _methods_eviction import H2O, FastV, RandomRows, SnapKV, Window
 from _methods_fixation import EvenlySpaced, NoReuse, SingleLayer, TwoPass
-from _reading import Bench, add_arguments, bench_of, pages_and_truths, run
+from _reading import Bench, about_pages, add_arguments, bench_of, pages_and_truths, run
 from _scores import Read, by_layout, columns, readable, row
 
 from fastocr_trt.export.fixation_method import Fixation
@@ -103,7 +103,7 @@ def main() -> None:
     dense, fastocr = compared[:2]
     pooled = readable(dense, truths)
     about = (
-        f"{args.pages} pages of each layout ({', '.join(args.layouts)}), {args.visual_tokens} visual tokens. "
+        f"{about_pages(args)}. "
         f"FastOCR's policy: focal layers {list(policy.focal_layers)}, dense layers {list(policy.dense_layers)} of "
         f"{num_layers}, keep {policy.keep:.0%}. Budget: {reads:.1%} visual reads."
     )
@@ -111,9 +111,7 @@ def main() -> None:
     heads = columns(fastocr.name)
     table = markdown_table(heads, [row(way, dense, fastocr, truths, pooled) for way in compared])
     curve = markdown_table(heads, [row(way, dense, fastocr, truths, pooled) for way in [dense, *swept]])
-    layouts = markdown_table(
-        ["reading", "keep", *args.layouts], by_layout([*compared, *swept], dense, truths, args.layouts)
-    )
+    layouts = markdown_table(["reading", "keep", *pages], by_layout([*compared, *swept], dense, truths, list(pages)))
     note = "By layout: character error rate; retention of dense. Where dense reading fails, retention says nothing."
     versions = header(args.threads, "torch", "transformers", "rapidfuzz")
     keep_note = "FastOCR by keep:"

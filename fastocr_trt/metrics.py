@@ -102,7 +102,8 @@ def bootstrap(
     source = np.random.default_rng(seed)
     values = [statistic(pages[source.integers(0, len(pages), len(pages))]) for _ in range(draws)]
     tail = (1 - confidence) / 2
-    low, high = np.quantile(values, [tail, 1 - tail])
+    # Values that were drawn, not points between them: a retention may be infinite.
+    low, high = np.quantile(values, [tail, 1 - tail], method="inverted_cdf")
     return Interval(statistic(pages), float(low), float(high))
 
 

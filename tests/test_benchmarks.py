@@ -134,6 +134,10 @@ def test_a_mistaken_option_is_one_sentence(name, here, tmp_path):
     assert str(stop.value).startswith("error: the policy names layers [9]") and "6 layers" in str(stop.value)
     with pytest.raises(SystemExit, match="--pages is 100000; 80000 seeds are kept"):
         here(name, "--pages", "100000")
+    with pytest.raises(SystemExit, match="--layouts mono=0: the number of pages must be a whole number"):
+        here(name, "--layouts", "mono=0")
+    with pytest.raises(SystemExit, match="no layout 'momo'"):
+        here(name, "--layouts", "momo=3")
     (tmp_path / "text").write_text("no database, and more than a hundred bytes of it: " * 3)
     with pytest.raises(SystemExit, match="cannot be used"):
         here(name, "--cache", str(tmp_path / "text"))
