@@ -47,6 +47,6 @@ def test_signs_that_are_not_printed_have_no_box():
     assert [(word.text, word.box) for word in words] == [("ab", Box(10, 2, 30, 9)), ("c", Box(4, 12, 9, 20))]
 
 
-def test_a_layout_without_boxes_is_refused():
-    with pytest.raises(FastOCRError, match="no known word boxes"):
+def test_a_layout_that_is_not_there_is_refused():
+    with pytest.raises(FastOCRError, match="there is no layout 'poster'"):
         generate_boxed_page(1_200, "poster", 64)

@@ -8,15 +8,18 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from ..errors import FastOCRError
-from . import layout_mono, layouts
+from . import layout_mono, layouts, layouts_variants
 from .pages import SIZES, generate_page
 from .word_boxes import Box, WordBox, word_boxes
 
 DrawPlaces = Callable[[random.Random, int, int], tuple[Image.Image, str, list[Box | None]]]
 
-BOXED_LAYOUTS: dict[str, DrawPlaces] = {"mono": layout_mono.draw_places, **layouts.DRAW_PLACES}
-"""Those of `pages.LAYOUTS` that tell where their characters are."""
+BOXED_LAYOUTS: dict[str, DrawPlaces] = {
+    "mono": layout_mono.draw_places,
+    **layouts.DRAW_PLACES,
+    **layouts_variants.DRAW_PLACES,
+}
+"""`pages.LAYOUTS`, telling where their characters are."""
 
 
 class BoxedPage(NamedTuple):
@@ -28,9 +31,7 @@ class BoxedPage(NamedTuple):
 
 
 def generate_boxed_page(seed: int, layout: str = "mono", visual_tokens: int = 768) -> BoxedPage:
-    """`generate_page`'s page, with the boxes of its words. FastOCRError as there, and for a layout without boxes."""
-    if layout not in BOXED_LAYOUTS:
-        raise FastOCRError(f"layout {layout!r} has no known word boxes; those that have are {sorted(BOXED_LAYOUTS)}")
+    """`generate_page`'s page, with the boxes of its words. FastOCRError as there."""
     page = generate_page(seed, layout, visual_tokens)
     # The same stream once more: what a layout draws from it must not depend on whether boxes are asked for.
     source = random.Random(f"{layout} {visual_tokens} {seed}")
