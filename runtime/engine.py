@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from .options import MAX_THREADS, Reading, check_count
 from .results import ParseResult
 from .session import Mode, Session
 from .text import Detokenizer, load_tokenizer
+from .turn import Turn
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,14 +27,16 @@ HASHED_ON_LOAD = 64 * 2**20  # files up to this size are hashed at every load; l
 class Engine:
     """An engine directory, loaded. Reads one batch at a time; calls from several threads wait for each other.
 
-    A stream that was begun and not taken to its end holds the engine until it is closed.
+    A stream that was begun holds the engine until it is taken to its end, closed or dropped, by whichever thread. Until
+    then the thread that took its last piece gets a FastOCRError for other calls, and the others wait for the stream;
+    one that nobody reads on for a minute gives them a FastOCRError, too.
     """
 
     def __init__(self, manifest: Manifest, session: Session, tokenizer: Tokenizer) -> None:
         self.manifest = manifest
         self.session = session
         self.tokenizer = tokenizer
-        self._turn = _Turn()
+        self._turn = Turn()
 
     @classmethod
     def load(
@@ -126,7 +129,10 @@ class Engine:
         progress: Callable[[int, int], None] | None = None,
         **options,
     ) -> TextStream:
-        """Read one page; iterate the result for pieces of text as they are written. progress: prompt tokens fed."""
+        """Read one page; iterate the result for pieces of text as they are written. progress: prompt tokens fed.
+
+        Reading begins with the first piece. Threads may hand the stream on, but take pieces one after the other.
+        """
         return TextStream(self._run([page], Reading.of(prompt, mode, options), progress=progress), self._turn)
 
     def _run(self, pages: Sequence[PageImages], reading: Reading, **more) -> BatchRun:
@@ -134,30 +140,39 @@ class Engine:
 
 
 class TextStream:
-    """Pieces of text; afterwards `result`. In a loop the last pieces are more than `result.text` keeps."""
+    """Pieces of text; afterwards `result`. In a loop the last pieces are more than `result.text` keeps.
 
-    def __init__(self, run: BatchRun, turn: _Turn) -> None:
+    A `for` that is left, `close` or the end of a `with` gives the engine free for other calls.
+    """
+
+    def __init__(self, run: BatchRun, turn: Turn) -> None:
         self._run = run
         self._turn = turn
-        self._started = False
+        # Weak, so that a loop that is left drops the pieces, and with them the turn, while the stream is still there.
+        self._pieces: Callable[[], Generator[str, None, None] | None] | None = None
         self._result: ParseResult | None = None
 
-    def __iter__(self) -> Iterator[str]:
-        if self._started:
+    def __iter__(self) -> Generator[str, None, None]:
+        if self._pieces is not None:
             raise RuntimeError("a TextStream is read once; its text is in `result`")
-        self._started = True
-        detokenizer = Detokenizer(self._run.tokenizer)
-        sent = 0
-        with self._turn:
-            for _ in self._run.steps():
-                tokens = self._run.pages[0].token_ids
-                for token in tokens[sent:]:
-                    if piece := detokenizer.push(token):
-                        yield piece
-                sent = max(sent, len(tokens))
-        self._result = self._run.results()[0]
-        if self._result.finish_reason != "loop" and (rest := detokenizer.finish()):
-            yield rest
+        pieces = self._read()
+        self._pieces = weakref.ref(pieces)
+        return pieces
+
+    def close(self) -> None:
+        """Read no further. FastOCRError where another thread is taking a piece just now."""
+        pieces, self._pieces = self._pieces and self._pieces(), self._pieces or _nothing
+        if pieces is not None:
+            try:
+                pieces.close()
+            except ValueError:  # Python's word for a generator that runs
+                raise FastOCRError("another thread is taking a piece of this stream; close it there") from None
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def result(self) -> ParseResult:
@@ -166,20 +181,21 @@ class TextStream:
             raise RuntimeError("take the stream's pieces to the end before its result")
         return self._result
 
+    def _read(self) -> Generator[str, None, None]:
+        detokenizer = Detokenizer(self._run.tokenizer)
+        sent = 0
+        with self._turn:
+            for _ in self._run.steps():
+                tokens = self._run.pages[0].token_ids
+                for token in tokens[sent:]:
+                    if piece := detokenizer.push(token):
+                        with self._turn.piece_given():
+                            yield piece
+                sent = max(sent, len(tokens))
+        self._result = self._run.results()[0]
+        if self._result.finish_reason != "loop" and (rest := detokenizer.finish()):
+            yield rest
 
-class _Turn:
-    """Whose turn it is to use the session: other threads wait, but a thread never waits for itself."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-
-    def __enter__(self) -> None:
-        if self._owner == threading.get_ident():
-            raise FastOCRError("this thread has an open stream of this engine; take it to its end or close it first")
-        self._lock.acquire()
-        self._owner = threading.get_ident()
-
-    def __exit__(self, *error: object) -> None:
-        self._owner = None
-        self._lock.release()
+def _nothing() -> None:
+    """The pieces of a stream that was closed before it began."""

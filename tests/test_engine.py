@@ -1,7 +1,6 @@
 """The demo engine read whole: against transformers, against the oracle, and in the corners where banks end."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -193,12 +192,6 @@ def test_stream_is_parse(engine, pages):
     assert stream.result.token_ids == whole.token_ids
 
 
-def test_a_stream_left_halfway_frees_the_engine(engine, pages):
-    for _ in engine.stream(pages[9]):
-        break
-    assert engine.parse(pages[0], max_new_tokens=5).token_ids
-
-
 def test_seeded_sampling_repeats_itself_and_differs_from_greedy(engine, pages):
     draw = [engine.parse(pages[0], temperature=3.0, seed=s, max_new_tokens=30).token_ids for s in (1, 1, 2)]
     assert draw[0] == draw[1] != draw[2]
@@ -237,23 +230,6 @@ def test_numbers_of_numpy_are_numbers(engine, pages):
 def test_pages_that_are_no_list(engine, pages):
     with pytest.raises(FastOCRError, match="must be a list"):
         engine.parse_batch(pages)
-
-
-def test_a_thread_does_not_wait_for_its_own_stream(engine, pages):
-    pieces = iter(engine.stream(pages[0]))
-    next(pieces)
-    with pytest.raises(FastOCRError, match="open stream"):
-        engine.parse(pages[0])
-    pieces.close()
-    assert engine.parse(pages[0], max_new_tokens=1).token_ids
-
-
-def test_threads_take_turns(engine, pages):
-    """Two threads on one engine: each gets its own page, whole."""
-    alone = [engine.parse(page, max_new_tokens=20).token_ids for page in pages[:2]]
-    with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda page: engine.parse(page, max_new_tokens=20).token_ids, pages[:2]))
-    assert both == alone
 
 
 @pytest.mark.parametrize(
