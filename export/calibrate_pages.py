@@ -88,7 +88,7 @@ class FolderPages:
             raise FastOCRError(f"--pages {folder} holds no page: none of its files is an image, a PDF or a TIFF")
         if texts is not None and not texts.is_dir():
             raise FastOCRError(f"--texts {texts} is not a folder; give a folder with a NAME.txt for each page")
-        self._count = count_pages(self._files)
+        self._count = count_pages(self._files).total
         self._dpi = dpi
         self._texts = folder if texts is None else texts
         self._warn = warn

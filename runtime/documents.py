@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,21 +59,27 @@ def iter_pages(
     return _pages(paths, chosen, dpi, max_pixels)
 
 
-def count_pages(paths: str | Path | Sequence[str | Path], pages: str | None = None) -> int:
-    """How many Pages `iter_pages` will give, those with an error included; nothing is decoded."""
+@dataclass(frozen=True)
+class PageCount:
+    """Pages that `iter_pages` will give. total: all of them; readable: without those that are known to be errors."""
+
+    total: int
+    readable: int
+
+
+def count_pages(paths: str | Path | Sequence[str | Path], pages: str | None = None) -> PageCount:
+    """How many Pages `iter_pages` will give; nothing is decoded, so a damaged picture counts as readable still."""
     paths, chosen = _check(paths, pages, DEFAULT_DPI, DEFAULT_MAX_PIXELS)
-    total = 0
+    total = readable = 0
     for file in _files(paths):
-        if isinstance(file, Page):
-            total += 1
-            continue
-        try:
-            with closing(_open(file.path, DEFAULT_DPI, DEFAULT_MAX_PIXELS)) as document:
+        found, errors = (), 1
+        if isinstance(file, _File):
+            with suppress(PageError), closing(_open(file.path, DEFAULT_DPI, DEFAULT_MAX_PIXELS)) as document:
                 found, missing = chosen.select(document.count)
-                total += len(found) + bool(document.error or missing)
-        except PageError:
-            total += 1
-    return total
+                errors = int(bool(document.error or missing))
+        readable += len(found)
+        total += len(found) + errors
+    return PageCount(total, readable)
 
 
 def list_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:

@@ -48,16 +48,6 @@ def test_nothing_where_nobody_looks(streams, terminal, wanted):
     assert shown(streams, terminal, wanted).strip() == ""
 
 
-def test_options_are_checked_before_an_engine_is_looked_for(monkeypatch, tmp_path, capsys):
-    def never(*_):
-        raise AssertionError("looked for an engine")
-
-    monkeypatch.setattr(parse, "find_engine", never)
-    page = str(blank(tmp_path / "a.png"))
-    assert parse.main([page, "--top-p", "0"]) == 2
-    assert "top_p is 0.0" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("quiet", [True, False])
 def test_the_demo_reader_is_not_taken_for_an_ocr_model(monkeypatch, tmp_path, capsys, quiet):
     (tmp_path / "engines" / "demo").mkdir(parents=True)

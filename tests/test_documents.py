@@ -12,7 +12,7 @@ from PIL import Image
 
 from fastocr_trt.errors import FastOCRError, PageError
 from fastocr_trt.runtime import documents, images
-from fastocr_trt.runtime.documents import count_pages, iter_pages, list_files, load_image
+from fastocr_trt.runtime.documents import PageCount, count_pages, iter_pages, list_files, load_image
 from fastocr_trt.runtime.page_range import PageRange
 
 
@@ -40,7 +40,7 @@ def test_several_kinds_in_the_order_given(tmp_path):
     assert [page.index for page in pages] == [1, 1, 1, 1, 2, 1, 2]
     assert [page.count for page in pages] == [1, 1, 1, 2, 2, 2, 2]
     assert pages[0].name == str(paths[0]) and pages[4].name == f"{paths[3]}, page 2"
-    assert count_pages(paths) == 7
+    assert count_pages(paths).total == 7
     assert all(page.image.mode == "RGB" and page.error is None for page in pages)
 
 
@@ -51,13 +51,13 @@ def test_lossy_kinds(tmp_path, kind):
 
 def test_one_path_needs_no_list(tmp_path):
     path = save(tmp_path / "page.png")
-    assert count_pages(str(path)) == 1 and [page.source for page in iter_pages(path)] == [path]
+    assert count_pages(str(path)).total == 1 and [page.source for page in iter_pages(path)] == [path]
 
 
 def test_content_counts_and_not_the_name(tmp_path):
     multipage(tmp_path / "really.pdf", [1, 2]).rename(tmp_path / "really.png")
     save(tmp_path / "picture.png").rename(tmp_path / "picture.pdf")
-    assert count_pages([tmp_path / "really.png", tmp_path / "picture.pdf"]) == 3
+    assert count_pages([tmp_path / "really.png", tmp_path / "picture.pdf"]).total == 3
     assert all(page.image for page in iter_pages([tmp_path / "really.png", tmp_path / "picture.pdf"]))
 
 
@@ -70,13 +70,13 @@ def test_folder_in_natural_order_and_what_was_skipped(tmp_path):
     assert [page.source.name for page in pages] == ["b.tif", "Scan1.png", "scan2.PNG", "scan10.png"]
     assert len(pages[0].notes) == 1 and not any(page.notes for page in pages[1:])
     assert "notes.txt" in pages[0].notes[0] and "deeper.png" in pages[0].notes[0] and ".hidden" not in pages[0].notes[0]
-    assert count_pages([tmp_path]) == 4
+    assert count_pages([tmp_path]).total == 4
 
 
 def test_folder_without_pages(tmp_path):
     (tmp_path / "notes.txt").write_text("no page")
     (page,) = iter_pages([tmp_path])
-    assert page.image is None and "holds no page" in str(page.error) and count_pages(tmp_path) == 1
+    assert page.image is None and "holds no page" in str(page.error) and count_pages(tmp_path).total == 1
 
 
 def test_damaged_files_among_good_ones(tmp_path):
@@ -89,7 +89,7 @@ def test_damaged_files_among_good_ones(tmp_path):
     for page, said in zip(pages[1:4], ["empty (0 bytes)", "not an image", "damaged or cut short"], strict=True):
         assert said in str(page.error) and str(page.source) in str(page.error)
         assert isinstance(page.error, PageError) and "\n" not in str(page.error)
-    assert count_pages(tmp_path) == 5
+    assert count_pages(tmp_path) == PageCount(total=5, readable=3)  # one's damage shows when it is decoded
 
 
 def test_pages_are_read_one_at_a_time(tmp_path, monkeypatch):
@@ -107,7 +107,7 @@ def test_pages_are_read_one_at_a_time(tmp_path, monkeypatch):
     next(pages), next(pages)
     assert read == [0, 1]
     read.clear()
-    assert count_pages(path) == 20 and read == []
+    assert count_pages(path).total == 20 and read == []
 
 
 def test_pages_of_each_file(tmp_path):
@@ -123,7 +123,7 @@ def test_pages_of_each_file(tmp_path):
     ]
     assert greys(pages) == [1, 2, 3, 0, 255, None]
     assert "has 2 pages, and --pages asks for page 3" in str(pages[-1].error)
-    assert count_pages([tiff, pdf], "2-3,1,2") == 6
+    assert count_pages([tiff, pdf], "2-3,1,2") == PageCount(total=6, readable=5)
 
 
 def test_pages_beyond_the_end_alone(tmp_path):
@@ -191,7 +191,7 @@ def test_folder_gives_its_regular_files_alone(tmp_path):
     (tmp_path / "2.png").symlink_to(target)
     (page,) = iter_pages(tmp_path)
     assert greys([page]) == [20] and "skipped 1.png" in page.notes[0]
-    assert list_files(tmp_path) == [tmp_path / "2.png"] and count_pages(tmp_path) == 1
+    assert list_files(tmp_path) == [tmp_path / "2.png"] and count_pages(tmp_path).total == 1
 
 
 def test_fifo_is_refused_and_not_waited_for(tmp_path):
@@ -199,7 +199,7 @@ def test_fifo_is_refused_and_not_waited_for(tmp_path):
     pages = list(iter_pages([tmp_path / "1.png", save(tmp_path / "2.png", 20)]))
     assert greys(pages) == [None, 20]
     assert isinstance(pages[0].error, PageError) and "is a pipe, socket or device" in str(pages[0].error)
-    assert count_pages(tmp_path / "1.png") == 1
+    assert count_pages(tmp_path / "1.png").total == 1
 
 
 def test_name_too_long_does_not_exist(tmp_path):

@@ -77,12 +77,22 @@ def add_machine_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--provider", choices=("cpu", "cuda"), help="of ONNX Runtime, which it implies (default: cpu)")
 
 
-def check_machine_options(backend: str, provider: str | None) -> str:
-    """The backend that the options mean together; FastOCRError where they do not go together."""
+def check_machine_options(backend: str, provider: str | None, trace: bool = False) -> str:
+    """The backend that the options mean together; FastOCRError where they do not go together, or not with a trace.
+
+    A provider that is not here is told, too.
+    """
     if provider is not None and backend in BACKENDS:
         raise FastOCRError(
             f"--provider {provider} is ONNX Runtime's, and --backend is {backend}; leave one of them out"
         )
+    if trace and (backend in BACKENDS or provider == "cuda"):
+        named = f"--backend {backend}" if backend in BACKENDS else "--provider cuda"
+        raise FastOCRError(f"--trace records on ONNX Runtime's CPU provider alone; leave {named} out")
+    if provider is not None:
+        from ..runtime.onnxruntime_session import choose_provider
+
+        choose_provider((provider,), "fp32")  # whether it computes the engine's own dtype is told when that is read
     return "onnxruntime" if provider is not None else backend
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, TypeAlias
 
 from ..errors import FastOCRError
 from ._files import AtomicFile, FileId, cannot_write, check_no_input, file_ids, open_output
 from ._records import SCHEMA, PageRecord, Summary
+
+Head: TypeAlias = Callable[[], dict[str, Any]]
+"""What JSON says before its pages; asked for with the first page that was read, since it tells of the engine."""
 
 
 class Writer(Protocol):
@@ -54,7 +57,7 @@ class JsonWriter:
     Failed pages wait until a page was read, so that a run which read nothing writes nothing.
     """
 
-    def __init__(self, file: TextIO, head: dict[str, Any]):
+    def __init__(self, file: TextIO, head: Head):
         self.file = file
         self.head = head
         self.ascii = not (file.encoding or "utf").lower().startswith("utf")
@@ -79,7 +82,8 @@ class JsonWriter:
             self.file.flush()
 
     def _opening(self) -> str:
-        fields = "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in self.head.items())
+        head = {"schema": SCHEMA, **self.head()}
+        fields = "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items())
         return "{\n" + fields + '  "pages": [\n'
 
 
@@ -90,7 +94,7 @@ class FileWriter:
     the pages as they come.
     """
 
-    def __init__(self, target: Path, form: str, head: dict[str, Any], inputs: frozenset[FileId]):
+    def __init__(self, target: Path, form: str, head: Head, inputs: frozenset[FileId]):
         self.output = open_output(target, inputs)
         self.inner = make_inner(self.output.file, form, head)
         self.torn = False
@@ -120,7 +124,7 @@ class FolderWriter:
     Two sources of one name get numbers: scan.txt, scan-2.txt.
     """
 
-    def __init__(self, folder: Path, form: str, head: dict[str, Any], sources: Sequence[Path]):
+    def __init__(self, folder: Path, form: str, head: Head, sources: Sequence[Path]):
         self.folder, self.form, self.head = folder, form, head
         self.inputs = file_ids(sources)
         self.source: str | None = None
@@ -160,13 +164,13 @@ class FolderWriter:
         return name
 
 
-def make_inner(file: TextIO, form: str, head: dict[str, Any]) -> TextWriter | JsonWriter:
+def make_inner(file: TextIO, form: str, head: Head) -> TextWriter | JsonWriter:
     if form == "json":
-        return JsonWriter(file, {"schema": SCHEMA, **head})
+        return JsonWriter(file, head)
     return TextWriter(file, "\n" if file.isatty() else "\f")
 
 
-def make_writer(output: str | None, form: str, head: dict[str, Any], sources: Sequence[Path]) -> Writer:
+def make_writer(output: str | None, form: str, head: Head, sources: Sequence[Path]) -> Writer:
     """Standard output (None), a file, or a folder: one that is there, or a name that ends in a slash.
 
     sources: the files to read. FastOCRError where the output cannot be written, or is one of them.

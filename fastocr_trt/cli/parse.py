@@ -20,6 +20,8 @@ from ._records import PageRecord, Summary
 from ._traces import TraceFolder
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..runtime import Engine
     from ..runtime.documents import Page
 
@@ -37,21 +39,25 @@ EXAMPLES = """\
 
 
 class Reader:
-    """Reads pages with one engine and hands each record on as soon as it is there."""
+    """Reads pages with one engine and hands each record on as soon as it is there.
+
+    engine: None where every page is an error and none is needed.
+    """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | None,
         options: argparse.Namespace,
         writer: Writer,
         progress: PageProgress,
+        summary: Summary,
         traces: TraceFolder | None = None,
     ):
         self.engine = engine
         self.traces = traces
         self.writer = writer
         self.progress = progress
-        self.summary = Summary()
+        self.summary = summary
         self.reading = {
             name: getattr(options, name)
             for name in ("prompt", "mode", "keep", "max_new_tokens", "temperature", "top_p", "seed", "resize_to_fit")
@@ -238,41 +244,48 @@ def _command(options: argparse.Namespace) -> int:
     from ..runtime.sampling import Sampler
 
     started = time.perf_counter()
-    limits = {} if options.max_pixels is None else {"max_pixels": options.max_pixels}
-    total = count_pages(options.inputs, options.pages)
-    pages = iter_pages(options.inputs, pages=options.pages, dpi=options.dpi, **limits)
-    # What is wrong with the options is told before an engine is loaded, or even exported.
+    # What is wrong with the options, the inputs and the outputs is told before an engine is loaded, or even exported.
     Reading.of(options.prompt, options.mode, {"keep": options.keep, "max_new_tokens": options.max_new_tokens})
     Sampler(options.temperature, options.top_p, options.seed)
-    check_machine_options(options.backend, options.provider)
+    traced = options.trace is not None
+    check_machine_options(options.backend, options.provider, traced)
+    limits = {} if options.max_pixels is None else {"max_pixels": options.max_pixels}
+    pages = iter_pages(options.inputs, pages=options.pages, dpi=options.dpi, **limits)
+    count = count_pages(options.inputs, options.pages)
+    traces = TraceFolder(options.trace) if traced else None
     console = common.stderr_console()
+    streams = options.output is None and sys.stdout.isatty() and options.format == "text"
+    engine = None
+    writer = make_writer(options.output, options.format, lambda: head(engine, options), list_files(options.inputs))
+    summary, complete, quiet = Summary(), False, options.quiet
+    try:
+        engine = _engine(options, console) if count.readable else None
+        progress = PageProgress(console, count.total, not options.quiet, streams)
+        with progress:
+            Reader(engine, options, writer, progress, summary, traces).read(pages, options.batch)
+        complete = True
+    except (OSError, FastOCRError):
+        quiet = True  # no engine, or the output failed: the error says why, and the summary is of nothing delivered
+        raise
+    finally:
+        writer.close(summary, complete)
+        if not quiet and (engine or summary.failed):
+            elapsed = common.seconds_text(time.perf_counter() - started)
+            console.print(summary.line(elapsed), markup=False)
+    if summary.failed:
+        return common.EXIT_PARTIAL if summary.pages else common.EXIT_MISTAKE
+    return common.EXIT_OK
+
+
+def _engine(options: argparse.Namespace, console: Console) -> Engine:
+    """The engine that the options name, loaded; FastOCRError where it is not for so large a batch."""
     directory = find_engine(options.engine, options.quiet)  # may export the demo, and shows that by itself
     with console.status("loading the engine") if console.is_terminal and not options.quiet else nullcontext():
         traced = options.trace is not None
         engine = load_engine(directory, options.provider, options.threads, options.backend, traced)
     if options.batch > (room := engine.manifest.capacities.max_batch):
         raise FastOCRError(f"--batch {options.batch} exceeds this engine's {room}; export it with --max-batch")
-    traces = TraceFolder(options.trace) if traced else None
-    writer = make_writer(options.output, options.format, head(engine, options), list_files(options.inputs))
-    streams = options.output is None and sys.stdout.isatty() and options.format == "text"
-    progress = PageProgress(console, total, not options.quiet, streams)
-    reader = Reader(engine, options, writer, progress, traces)
-    complete, quiet = False, options.quiet
-    try:
-        with progress:
-            reader.read(pages, options.batch)
-        complete = True
-    except (OSError, FastOCRError):
-        quiet = True  # the output failed: what was read is not what was delivered, and the error says why
-        raise
-    finally:
-        writer.close(reader.summary, complete)
-        if not quiet:
-            elapsed = common.seconds_text(time.perf_counter() - started)
-            console.print(reader.summary.line(elapsed), markup=False)
-    if reader.summary.failed:
-        return common.EXIT_PARTIAL if reader.summary.pages else common.EXIT_MISTAKE
-    return common.EXIT_OK
+    return engine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
