@@ -86,9 +86,21 @@ def test_full_reader_has_the_promised_shape():
     assert sum(parameter.numel() for parameter in reader.parameters()) * 2 <= 16e6
 
 
-def test_grown_reader_reads_as_the_earlier_one():
-    earlier_sizes = architecture.Sizes(vision_depth=3, full_attention=(), layers=6)
+@pytest.mark.parametrize(
+    "earlier_sizes",
+    [
+        architecture.Sizes(vision_depth=3, vision_mlp=320, full_attention=(), layers=6),
+        architecture.Sizes(vision_mlp=320),
+        architecture.FULL,
+    ],
+    ids=["fewer layers", "narrower vision", "the same"],
+)
+def test_grown_reader_reads_as_the_earlier_one(earlier_sizes):
     earlier = architecture.new_reader(earlier_sizes, seed=1).eval()
+    with torch.no_grad():
+        for name, parameter in earlier.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.1)
     grown = architecture.grown_reader(earlier, seed=2).eval()
     assert grown.config.text_config.num_hidden_layers == architecture.FULL.layers
     page = data.collate([layouts.compose(Random(5), 8, 8, "column")], 8, 8, Random(0))
@@ -194,7 +206,7 @@ def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
 
 def test_a_small_reader_learns(tmp_path):
     main(["train", str(tmp_path), "--steps", "40", "--sizes", "tiny", "--begin", "nothing", "--guided-layers", "1",
-          "--pages", "0.15", "--processes", "1", "--half-life", "1000", "--muon-rate", "0.02"])  # fmt: skip
+          "--pages", "0.15", "--processes", "1", "--half-life", "1000", "--muon-rate", "0.02", "--stage", "1"])  # fmt: skip
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     read = [record["loss"] for record in records if record["kind"] == "read"]
     assert sum(read[-5:]) / 5 < 0.9 * sum(read[:3]) / 3
@@ -213,7 +225,9 @@ def test_curriculum_promotes_on_accuracy_and_gets_to_large_pages():
     progress = curriculum.Progress()
     for _ in range(200):
         assert not progress.promote()
-    progress.note("read 128", 0.9)
+    progress.note("read 384", 0.9)
+    assert not progress.promote()
+    progress.note("under 384", 0.9)
     assert progress.promote() and progress.stage == 1
     tasks = [curriculum.task(len(curriculum.STAGES) - 1, 0, step) for step in range(200)]
     assert {task.layout for task in tasks} == set(layouts.NAMES)

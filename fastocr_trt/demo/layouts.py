@@ -61,8 +61,10 @@ def compose(
     layout: str,
     families: Sequence[Family] = BUNDLED,
     most: int | None = None,
+    size: int | None = None,
 ) -> PrintedPage:
-    """A page of columns x rows visual tokens of 28 pixels. most: characters, `most_characters` by default.
+    """A page of columns x rows visual tokens of 28 pixels. most: characters, `most_characters` by default. size: of
+    the type in pixels, from FONT_SIZES by default.
 
     Three pages in ten are as full as `most` and the paper allow; the others end earlier.
     """
@@ -72,7 +74,7 @@ def compose(
     ink = Ink(columns, rows, most)
     width, height = columns * 28, rows * 28
     family = source.choice(families)
-    size = round(source.triangular(*FONT_SIZES, 21))
+    size = size or round(source.triangular(*FONT_SIZES, 21))
     margin = source.randint(6, 20) if source.random() < 0.6 else source.randint(6, max(7, width // 8))
     top = source.randint(2, 18) if source.random() < 0.6 else source.randint(2, max(3, height // 6))
     left, right = margin, width - max(6, margin - source.randint(0, 12))

@@ -1,7 +1,7 @@
 """The demo reader: an exact Qwen2_5_VLForConditionalGeneration, its sizes, and how it is begun.
 
-Begun either from nothing or by growing an earlier reader: layers that add nothing at first (their output projections
-are zero) are put between the trained ones, so that the grown reader reads as the earlier one did.
+Begun either from nothing or by growing an earlier reader: layers and neurons that add nothing at first (their output
+projections are zero) are put beside the trained ones, so that the grown reader reads as the earlier one did.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from .characters import END, IMAGE, PADDING, VIDEO, VISION_END, VISION_START, VOCABULARY
@@ -23,7 +23,7 @@ class Sizes:
     vision_depth: int = 4
     vision_width: int = 128
     vision_heads: int = 4
-    vision_mlp: int = 320
+    vision_mlp: int = 640
     full_attention: tuple[int, ...] = (2,)
     window_tokens: int = 8
     layers: int = 10
@@ -114,24 +114,45 @@ def new_reader(sizes: Sizes, seed: int = 0) -> Qwen2_5_VLForConditionalGeneratio
 
 
 def grown_reader(earlier: nn.Module, sizes: Sizes = FULL, seed: int = 0) -> Qwen2_5_VLForConditionalGeneration:
-    """A FULL reader that reads as `earlier` (three vision blocks, six layers, the same widths) does, float32."""
+    """A reader of `sizes` that reads as `earlier` does, float32.
+
+    earlier: of the same widths, with narrower vision MLPs at most, and as many blocks and layers as `sizes` or as
+    GROWN_BLOCKS and GROWN_LAYERS have places for. ValueError for another.
+    """
     reader = new_reader(sizes, seed)
     weights = reader.state_dict()
-    kept = {}
+    blocks = _places(earlier.config.vision_config.depth, sizes.vision_depth, GROWN_BLOCKS)
+    layers = _places(earlier.config.text_config.num_hidden_layers, sizes.layers, GROWN_LAYERS)
+    kept = set()
     for name, value in earlier.state_dict().items():
-        name = _moved(name, r"(visual\.blocks\.)(\d+)", GROWN_BLOCKS)
-        name = _moved(name, r"(language_model\.layers\.)(\d+)", GROWN_LAYERS)
-        if weights[name].shape != value.shape:
-            raise ValueError(f"{name} is {tuple(value.shape)} in the earlier reader, {tuple(weights[name].shape)} here")
-        kept[name] = value.float()
+        name = _moved(name, r"(visual\.blocks\.)(\d+)", blocks)
+        name = _moved(name, r"(language_model\.layers\.)(\d+)", layers)
+        _put(name, weights[name], value)
+        kept.add(name)
     for name, value in weights.items():
         if name not in kept and name.endswith(
             ("o_proj.weight", "down_proj.weight", "down_proj.bias", "attn.proj.weight")
         ):
             value.zero_()
-    weights.update(kept)
     reader.load_state_dict(weights)
     return reader
+
+
+def _places(earlier: int, now: int, grown: tuple[int, ...]) -> tuple[int, ...]:
+    if earlier == now:
+        return tuple(range(now))
+    if earlier != len(grown):
+        raise ValueError(f"a reader of {earlier} layers or blocks does not grow to {now}; one of {len(grown)} does")
+    return grown
+
+
+def _put(name: str, value: Tensor, earlier: Tensor) -> None:
+    """`earlier` into `value`; new neurons of a vision MLP come after those there were, and add nothing."""
+    if value.shape != earlier.shape and "visual.blocks" not in name:
+        raise ValueError(f"{name} is {tuple(earlier.shape)} in the earlier reader, {tuple(value.shape)} here")
+    if value.shape != earlier.shape and "down_proj" in name:
+        value.zero_()
+    value[tuple(slice(length) for length in earlier.shape)] = earlier.float()
 
 
 def _moved(name: str, pattern: str, places: tuple[int, ...]) -> str:

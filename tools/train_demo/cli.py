@@ -26,7 +26,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, choices=(1, 2), default=2, help="one thread each (default 2)")
     parser.add_argument("--save-minutes", type=float, default=5, help="minutes between checkpoints (default 5)")
     settings = parser.add_argument_group("settings, kept in FOLDER/settings.json; those given change the kept ones")
-    settings.add_argument("--begin", help="demo (grow the embedded reader), nothing, or a folder with a reader")
+    settings.add_argument("--begin", help="demo (grow the embedded reader), nothing, or a run's or a reader's folder")
     settings.add_argument("--sizes", choices=("full", "tiny"), help="tiny is for tests")
     settings.add_argument("--seed", type=int)
     settings.add_argument("--muon-rate", type=float, help="learning rate of matrices")

@@ -64,7 +64,7 @@ def batches(task: Task, seed: int, step: int, shard: int, noise: float, rows_at_
     source = Random(f"training {SEEDS['training'].start + seed} {step} {shard}")
     columns, rows = SIZES[task.visual_tokens]
     count = (task.pages + 1 - shard) // SHARDS
-    pages = [layouts.compose(source, columns, rows, task.layout, families()) for _ in range(count)]
+    pages = [_page(source, columns, rows, task) for _ in range(count)]
     pages.sort(key=lambda page: len(page.text))
     found, waiting = [], []
     for page in pages:
@@ -74,6 +74,14 @@ def batches(task: Task, seed: int, step: int, shard: int, noise: float, rows_at_
             waiting = []
         waiting.append(page)
     return [*found, collate(waiting, columns, rows, source, noise)]
+
+
+def _page(source: Random, columns: int, rows: int, task: Task) -> layouts.PrintedPage:
+    """Pages to see alone are fuller than any that is read, and of small type as often as of large."""
+    if task.reading:
+        return layouts.compose(source, columns, rows, task.layout, families())
+    most, size = 4 * layouts.most_characters(columns * rows), source.randint(*layouts.FONT_SIZES)
+    return layouts.compose(source, columns, rows, task.layout, families(), most, size)
 
 
 def collate(pages: Sequence[layouts.PrintedPage], columns: int, rows: int, source: Random, noise: float = 0.0) -> Batch:

@@ -23,7 +23,7 @@ DEMO = Path(__file__).resolve().parents[2] / "fastocr_trt" / "demo"
 _COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "chat_template.jinja")
 
 SETTINGS = {
-    "begin": "demo",  # "demo": grow the embedded reader; "nothing": random weights; else a folder with such a reader
+    "begin": "demo",  # "demo": grow the embedded reader; "nothing": random weights; else a folder of a run or reader
     "sizes": "full",
     "seed": 0,
     "muon_rate": 0.01,
@@ -56,6 +56,8 @@ class Run:
         self.cpu_seconds = 0.0
         if (folder / "state.pt").exists():
             self._load()
+        elif (earlier := Path(settings["begin"]) / "state.pt").exists():
+            self.head.load_state_dict(torch.load(earlier, weights_only=True)["head"])
 
     def _load(self) -> None:
         state = torch.load(self.folder / "state.pt", weights_only=True)
@@ -123,9 +125,7 @@ def _begin(settings: dict) -> Reader:
     if settings["begin"] == "nothing":
         return new_reader(sizes, settings["seed"])
     folder = DEMO if settings["begin"] == "demo" else Path(settings["begin"])
-    earlier = Reader.from_pretrained(folder, dtype=torch.float32)
-    if earlier.config.text_config.num_hidden_layers == sizes.layers:
-        return earlier
+    earlier = Reader.from_pretrained(folder / "reader" if (folder / "reader").exists() else folder, dtype=torch.float32)
     return grown_reader(earlier, sizes, settings["seed"])
 
 
