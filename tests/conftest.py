@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("kernel_calls")  # its comparisons then say what differs, as those in a test do
+
 
 @pytest.fixture(scope="session")
 def demo_engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:

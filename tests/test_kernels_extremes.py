@@ -2,14 +2,19 @@
 
 import numpy as np
 import pytest
-from test_kernels import BANKS, DTYPES, compare, expect, library, make_call, numbers, shape_of  # noqa: F401 (a fixture)
+from kernel_calls import BANKS, DTYPES, compare, expect, load_kernels, make_call, numbers, shape_of
 
 LARGEST, LEAST = 2**63 - 1, -(2**63)
 
 
+@pytest.fixture(scope="module")
+def library():
+    return load_kernels()
+
+
 @pytest.mark.parametrize("num_splits", [0, 1, 3, 128])
 @pytest.mark.parametrize("op", ["dense", "focal", "gathered"])
-def test_what_lies_in_the_workspace_does_not_matter(library, op, num_splits):  # noqa: F811
+def test_what_lies_in_the_workspace_does_not_matter(library, op, num_splits):
     for rows in (1, 5):
         call = make_call(op, dtype="float16", rows=rows)
         options = {"scale": 0.3, "fixation_size": 12 if op == "focal" else 0, "num_splits": num_splits}
@@ -24,7 +29,7 @@ def test_what_lies_in_the_workspace_does_not_matter(library, op, num_splits):  #
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_key_that_is_not_finite_spoils_its_page_alone(library, value, dtype):  # noqa: F811
+def test_a_key_that_is_not_finite_spoils_its_page_alone(library, value, dtype):
     """The selection still takes as many rows as it should, each once and each of the page."""
     call = make_call("focal", dtype=dtype, counts=numbers(5, 7))
     clean = library.run("focal", **{n: a.copy() for n, a in call.items()}, scale=0.3, fixation_size=12)
@@ -41,7 +46,7 @@ def test_a_key_that_is_not_finite_spoils_its_page_alone(library, value, dtype): 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_score_far_above_the_others(library, dtype):  # noqa: F811
+def test_one_score_far_above_the_others(library, dtype):
     """Its row takes all the mass; the others have none, and ties of nothing go to the lower rows."""
     call = make_call("focal", dtype=dtype, counts=numbers(4, 4))
     kind = DTYPES[dtype]
@@ -61,7 +66,7 @@ def test_one_score_far_above_the_others(library, dtype):  # noqa: F811
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("value", [-1, -2, LEAST, LARGEST, 2**31, -(2**31), 2**32])
 @pytest.mark.parametrize("name", ["visual_length", "text_length", "visual_valid", "text_valid"])
-def test_counts_far_out_of_range(library, name, value, rows):  # noqa: F811
+def test_counts_far_out_of_range(library, name, value, rows):
     call = make_call("dense", rows=rows)
     for bank in BANKS:
         call[f"past_{bank}"] = np.nan_to_num(call[f"past_{bank}"])
@@ -70,7 +75,7 @@ def test_counts_far_out_of_range(library, name, value, rows):  # noqa: F811
 
 
 @pytest.mark.parametrize("value", [2**31, 2**32 + 1, LARGEST])
-def test_numbers_that_32_bits_would_cut(library, value):  # noqa: F811
+def test_numbers_that_32_bits_would_cut(library, value):
     compare(library, "focal", make_call("focal", counts=numbers(value, 3)), fixation_size=12)
     call = make_call("gathered")
     call["attend_all"][:] = value  # not 0, though its lower 32 bits may be
@@ -80,7 +85,7 @@ def test_numbers_that_32_bits_would_cut(library, value):  # noqa: F811
     assert compare(library, "gathered", call).status != 0
 
 
-def test_some_banks_in_place_and_others_copied(library):  # noqa: F811
+def test_some_banks_in_place_and_others_copied(library):
     call = make_call("dense")
     want = expect("dense", call, 0.3)
     given = {name: array.copy() for name, array in call.items()}
