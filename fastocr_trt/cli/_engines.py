@@ -78,10 +78,7 @@ def add_machine_options(parser: argparse._ActionsContainer) -> None:
 
 
 def check_machine_options(backend: str, provider: str | None, trace: bool = False) -> str:
-    """The backend that the options mean together; FastOCRError where they do not go together, or not with a trace.
-
-    A provider that is not here is told, too.
-    """
+    """The backend that the options mean together; FastOCRError where they do not go together, or not with a trace."""
     if provider is not None and backend in BACKENDS:
         raise FastOCRError(
             f"--provider {provider} is ONNX Runtime's, and --backend is {backend}; leave one of them out"
@@ -89,11 +86,15 @@ def check_machine_options(backend: str, provider: str | None, trace: bool = Fals
     if trace and (backend in BACKENDS or provider == "cuda"):
         named = f"--backend {backend}" if backend in BACKENDS else "--provider cuda"
         raise FastOCRError(f"--trace records on ONNX Runtime's CPU provider alone; leave {named} out")
+    return "onnxruntime" if provider is not None else backend
+
+
+def check_provider(provider: str | None) -> None:
+    """EngineError where ONNX Runtime has no such provider here. Whether it computes an engine's dtype is told later."""
     if provider is not None:
         from ..runtime.onnxruntime_session import choose_provider
 
-        choose_provider((provider,), "fp32")  # whether it computes the engine's own dtype is told when that is read
-    return "onnxruntime" if provider is not None else backend
+        choose_provider((provider,), "fp32")
 
 
 def load_engine(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors import FastOCRError, PageError
 from . import _common as common
-from ._engines import add_machine_options, check_machine_options, find_engine, load_engine
+from ._engines import add_machine_options, check_machine_options, check_provider, find_engine, load_engine
 from ._output import TextWriter, Writer, make_writer
 from ._progress import PageProgress
 from ._records import PageRecord, Summary
@@ -249,6 +249,7 @@ def _command(options: argparse.Namespace) -> int:
     Sampler(options.temperature, options.top_p, options.seed)
     traced = options.trace is not None
     check_machine_options(options.backend, options.provider, traced)
+    check_provider(options.provider)
     limits = {} if options.max_pixels is None else {"max_pixels": options.max_pixels}
     pages = iter_pages(options.inputs, pages=options.pages, dpi=options.dpi, **limits)
     count = count_pages(options.inputs, options.pages)
