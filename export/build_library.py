@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..backends import MODULES, PACKAGES, PLUGIN_NAMESPACE, PLUGIN_VERSION, BackendName
+from ..backends import MODULES, PACKAGES, PLUGIN_NAMESPACE, PLUGIN_VERSION, BackendName, installed_package
 from ..errors import ExportError, FastOCRError, MissingDependencyError
 from ..plugin_library import BUILD, load_plugin
 
@@ -50,8 +50,8 @@ def import_builder(name: BackendName) -> BuilderLibrary:
         ) from None
     except (ImportError, OSError) as error:
         raise MissingDependencyError(
-            f"building for {name} needs {PACKAGES[name]}, whose import fails ({error}); "
-            f"pip install --force-reinstall {PACKAGES[name]}"
+            f"building for {name} needs {installed_package(name)}, whose import fails ({error}); "
+            f"pip install --force-reinstall {installed_package(name)}"
         ) from None
     check_version(name, trt.__version__)
     return BuilderLibrary(name, trt, trt.__version__, _logger(trt))
@@ -64,7 +64,7 @@ def check_version(name: BackendName, version: str) -> None:
         oldest = ".".join(map(str, OLDEST[name]))
         raise MissingDependencyError(
             f"{name} {version} is too old to build with; it must be at least {oldest}: "
-            f"pip install --upgrade {PACKAGES[name]}"
+            f"pip install --upgrade {installed_package(name)}"
         )
 
 

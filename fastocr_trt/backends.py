@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -21,7 +22,12 @@ BackendName = Literal["tensorrt", "tensorrt-rtx"]
 BACKENDS: tuple[BackendName, ...] = ("tensorrt", "tensorrt-rtx")
 FOLDERS: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 MODULES: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-PACKAGES: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt-rtx-cu13"}  # as pip names them
+PACKAGES: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt-rtx-cu13"}  # to install
+OTHER_PACKAGES: dict[BackendName, tuple[str, ...]] = {
+    "tensorrt": ("tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu11"),
+    "tensorrt-rtx": ("tensorrt-rtx-cu12", "tensorrt-rtx"),
+}
+"""Under which the same module may have been installed, for another CUDA."""
 PLUGIN_VERSION = "1"
 PLUGIN_NAMESPACE = "fastocr"
 
@@ -152,6 +158,17 @@ def same_release(name: BackendName, built: str, here: str) -> bool:
     """Whether a library of version `here` runs engines of version `built`: TensorRT's must be the same version,
     TensorRT-RTX's the same major and minor."""
     return built == here if name == "tensorrt" else built.split(".")[:2] == here.split(".")[:2]
+
+
+def installed_package(name: BackendName) -> str:
+    """What pip calls the package of `name` that is installed here; where none is, the one to install."""
+    for package in (PACKAGES[name], *OTHER_PACKAGES[name]):
+        try:
+            version(package)
+        except PackageNotFoundError:
+            continue
+        return package
+    return PACKAGES[name]
 
 
 def rebuild_command(directory: Path | str, name: str) -> str:

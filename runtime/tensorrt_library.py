@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..backends import MODULES, PACKAGES, BackendName, BackendRecord, EngineFile, TensorRecord
+from ..backends import MODULES, PACKAGES, BackendName, BackendRecord, EngineFile, TensorRecord, installed_package
 from ..errors import EngineError, MissingDependencyError
 from ..plugin_library import load_plugin
 from .tensorrt_plan import Role
@@ -42,7 +42,7 @@ def import_library(backend: BackendName) -> Library:
         except (ImportError, OSError) as error:
             raise MissingDependencyError(
                 f"backend {backend!r} needs {name}, whose import fails ({error}): "
-                f"pip install --force-reinstall {packages}"
+                f"pip install --force-reinstall {installed_package(backend)} cuda-python"
             ) from None
     return Library(backend, *modules)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from importlib import metadata
 
 import pytest
 
-from fastocr_trt import gpus
+from fastocr_trt import backends, gpus
 from fastocr_trt.backends import BackendRecord, EngineFile, Installed, TensorRecord, mismatches, rebuild_command
 from fastocr_trt.cli import doctor
 from fastocr_trt.errors import EngineError
@@ -183,6 +185,32 @@ def test_the_doctor_lists_the_libraries_and_the_plugin(monkeypatch, capsys):
     assert checks["tensorrt"]["detail"].startswith("version 9.9")
     assert checks["tensorrt-rtx"]["status"] == "absent"
     assert checks["plugin library"]["detail"] == "lib/libfastocr_plugin.so; version 1 in tensorrt"
+
+
+@pytest.mark.parametrize(
+    ("here", "named"),
+    [({"tensorrt-cu12": "10.14.1"}, "tensorrt-cu12"), ({"tensorrt": "11.4", "tensorrt-cu13": "11.4"}, "tensorrt")],
+)
+def test_the_doctor_names_the_package_that_is_installed(monkeypatch, capsys, here, named):
+    """pip has TensorRT under several names, and the one to install need not be the one that is here."""
+    real = metadata.version
+
+    def version(package):
+        if not package.startswith("tensorrt"):
+            return real(package)
+        if package not in here:
+            raise metadata.PackageNotFoundError(package)
+        return here[package]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(backends, "version", version)
+    assert backends.installed_package("tensorrt") == named
+    assert doctor.main(["--json"]) == 0
+    packages = json.loads(capsys.readouterr().out)["packages"]
+    listed = {name: value for name, value in packages.items() if name.startswith("tensorrt")}
+    assert listed == {named: here[named], "tensorrt-rtx-cu13": None}
+    assert doctor.main([]) == 0
+    assert re.search(rf"^{named} +{re.escape(here[named])}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_plugin_library_that_does_not_load(monkeypatch):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from .. import __version__
-from ..backends import PACKAGES
+from ..backends import BACKENDS, installed_package
 from ..errors import FastOCRError
 from ..gpus import gpu_names
 from ..machine import memory, package_version, processor
@@ -58,7 +58,7 @@ class Environment:
     def here(cls, manifest: Manifest, name: str, backends: Iterable[str]) -> Environment:
         decoder = manifest.decoder
         model = {"name": name, "dtype": manifest.dtype, "weights": manifest.weights, **asdict(decoder)}
-        packages = ["numpy", *(PACKAGES.get(backend, "onnxruntime") for backend in backends)]
+        packages = ["numpy", *(installed_package(b) if b in BACKENDS else "onnxruntime" for b in backends)]
         versions = {package: package_version(package) for package in dict.fromkeys(packages)}
         now = time.strftime("%Y-%m-%d %H:%M")
         python = platform.python_version()

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Literal
 
 from .. import __version__
-from ..backends import BACKENDS, MODULES, PACKAGES, BackendName, BackendRecord, Installed, mismatches
+from ..backends import (
+    BACKENDS,
+    MODULES,
+    PACKAGES,
+    BackendName,
+    BackendRecord,
+    Installed,
+    installed_package,
+    mismatches,
+)
 from ..errors import FastOCRError, MissingDependencyError
 from ..gpus import compute_capabilities, gpu_names
 from ..manifest import Manifest
@@ -32,7 +41,7 @@ EXAMPLES = """\
 """
 RUNTIME = ("numpy", "onnxruntime", "pillow", "tokenizers", "pypdfium2", "rich")
 EXPORT = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "safetensors")
-OPTIONAL = ("rapidfuzz", "onnxruntime-gpu", "cuda-python", *PACKAGES.values())
+OPTIONAL = ("rapidfuzz", "onnxruntime-gpu", "cuda-python")
 
 Status = Literal["works", "absent", "broken", "unverified"]
 MARKS = {"works": "ok", "absent": "--", "broken": "XX", "unverified": "??"}
@@ -102,7 +111,7 @@ def check_library(backend: BackendName) -> Check:
     try:
         version = library_version(backend)
     except Exception as error:
-        advice = f"pip install --force-reinstall {PACKAGES[backend]}"
+        advice = f"pip install --force-reinstall {installed_package(backend)}"
         return Check(backend, "broken", f"import fails: {error}", advice)
     if version is None:
         return Check(backend, "absent", f"not installed; it is pip's {PACKAGES[backend]}")
@@ -244,7 +253,7 @@ def _command(options: argparse.Namespace) -> int:
     checks = [probe() for probe in probes]
     if options.engine is not None:
         checks += [check_engine(options.engine, options.verify), *check_engines(options.engine, options.verify)]
-    packages = versions((*RUNTIME, *EXPORT, *OPTIONAL))
+    packages = versions((*RUNTIME, *EXPORT, *OPTIONAL, *map(installed_package, BACKENDS)))
     system = {"fastocr-trt": __version__, "python": platform.python_version(), "system": platform.platform()}
     if options.json:
         report = {"system": system, "packages": packages, "checks": [asdict(check) for check in checks]}
@@ -263,8 +272,9 @@ def _print_report(system: dict[str, str], packages: dict[str, str | None], check
     for name, value in system.items():
         print(f"{name:<16} {value}")
     print()
+    width = max(map(len, packages), default=0)
     for name, version in packages.items():
-        print(f"{name:<16} {version or '-'}")
+        print(f"{name:<{width}} {version or '-'}")
     print("\nok works   -- absent   XX broken   ?? here, but not verified by this project\n")
     for check in checks:
         print(f"{MARKS[check.status]} {check.name:<16} {check.detail}")
