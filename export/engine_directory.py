@@ -13,6 +13,7 @@ import onnx_ir as ir
 import transformers
 
 from .. import __version__
+from ..counts import check_count
 from ..errors import ExportError, FastOCRError
 from ..fixation import FixationPolicy
 from ..hashing import sha256
@@ -234,10 +235,7 @@ def _capacities(
     if max_text_tokens is None:
         max_text_tokens = min(MAX_TEXT_TOKENS, config.text_config.max_position_embeddings)
     capacities = Capacities(max_visual_tokens, max_text_tokens, max_batch, prefill_chunk)
-    for name, value in vars(capacities).items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise FastOCRError(f"{name} is {value!r}; it must be a whole number of at least 1")
-    return capacities
+    return Capacities(**{name: check_count(value, name) for name, value in vars(capacities).items()})
 
 
 def _trace(family, config, dtype, decoder, policy, weights, report) -> tuple[dict[str, ir.Model], list[Stored]]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from typing import Any, Literal
 
+from .counts import check_count
 from .errors import FastOCRError
 
 LayerKind = Literal["dense", "focal", "gathered"]
@@ -48,9 +49,7 @@ class FixationPolicy:
         if not isinstance(self.per_kv_head, bool):
             raise FastOCRError(f"per_kv_head is {self.per_kv_head!r}; it must be true or false")
         for name in ("min_tokens", "refresh_every"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise FastOCRError(f"{name} is {value!r}; it must be a whole number of at least 0")
+            object.__setattr__(self, name, check_count(getattr(self, name), name, least=0))
 
     def check(self, num_layers: int) -> None:
         """Raise FastOCRError if a layer lies outside a decoder of `num_layers` layers."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from ..counts import check_count
 from ..errors import FastOCRError, PageError
 from .images import DEFAULT_MAX_PIXELS, IMAGE_SUFFIXES, ImageDocument, to_rgb
 from .page_range import PageRange
@@ -194,8 +195,7 @@ def _exists(path: Path) -> bool:
 
 
 def _check_max_pixels(max_pixels: int) -> None:
-    if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
-        raise FastOCRError(f"max_pixels is {max_pixels!r}; it must be a whole number of pixels of at least 1")
+    check_count(max_pixels, "max_pixels")
 
 
 def _natural(path: Path) -> list:

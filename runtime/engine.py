@@ -7,10 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..counts import check_count
 from ..errors import EngineError, FastOCRError
 from ..manifest import Manifest
 from .batch import BatchRun
-from .options import MAX_THREADS, Reading, check_count
+from .options import MAX_THREADS, Reading
 from .results import ParseResult
 from .session import Mode, Session
 from .text import Detokenizer, load_tokenizer
@@ -63,7 +64,7 @@ class Engine:
         if not isinstance(directory, (str, Path)):
             raise EngineError(f"an engine is loaded from a path, not from a {type(directory).__name__}")
         if threads is not None:
-            threads = check_count(threads, "threads", MAX_THREADS)
+            threads = check_count(threads, "threads", most=MAX_THREADS)
         directory = Path(directory)
         manifest = Manifest.read(directory)
         manifest.check_files(directory, hash_up_to=None if verify else HASHED_ON_LOAD)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ..errors import FastOCRError
+from ..counts import check_count
 
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
@@ -40,9 +40,7 @@ class LoopThresholds:
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):
-            value, least = getattr(self, name), 2 if name.endswith("_turns") else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise FastOCRError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+            check_count(getattr(self, name), name, least=2 if name.endswith("_turns") else 1)
 
     def word_run(self, period: np.ndarray) -> np.ndarray:
         """Tokens, all turns together, at which a cycle of `period` tokens of several words is a loop."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from numbers import Integral
 from typing import Any
 
+from ..counts import check_count
 from ..errors import FastOCRError
 from ..fixation import check_keep
 from .session import MODES, Mode
@@ -54,12 +54,3 @@ class Reading:
         for name in ("resize_to_fit", "loop_guard"):
             if not isinstance(getattr(self, name), bool):
                 raise FastOCRError(f"{name} is {getattr(self, name)!r}; it must be True or False")
-
-
-def check_count(value: Any, name: str, highest: int | None = None) -> int:
-    """`value` as an int, or FastOCRError where it is not a whole number from 1 to `highest`."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or value < 1 or (highest is not None and value > highest):
-        limit = "of at least 1" if highest is None else f"from 1 to {highest}"
-        raise FastOCRError(f"{name} is {value!r}; it must be a whole number {limit}")
-    return int(value)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ..counts import check_count
 from ..errors import EngineError, FastOCRError
 
 _HEAD = 256  # candidates looked at before the whole vocabulary is sorted
@@ -25,8 +26,7 @@ class Sampler:
             raise FastOCRError(f"temperature is {temperature!r}; it must be a number of at least 0 (0 is greedy)")
         if not _is_number(top_p) or not 0 < top_p <= 1:
             raise FastOCRError(f"top_p is {top_p!r}; it must be above 0 and at most 1 (1 keeps every token)")
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise FastOCRError(f"seed is {seed!r}; it must be a whole number of at least 0")
+        seed = check_count(seed, "seed", least=0)
         self.greedy = temperature == 0
         self._temperature, self._top_p, self._seed, self._first_page = temperature, top_p, seed, first_page
         self._generators: list[np.random.Generator] = []
