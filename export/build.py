@@ -11,6 +11,7 @@ from typing import Literal
 
 from ..atomic import whole_file
 from ..backends import FOLDERS, BackendName, BackendRecord
+from ..counts import plural
 from ..errors import ExportError, MissingDependencyError
 from ..gpus import compute_capabilities
 from ..machine import memory
@@ -68,7 +69,7 @@ def prepare(
     """
     if builder_memory is not None and builder_memory < LEAST_BUILDER_MEMORY:
         raise ExportError(
-            f"the builder memory is {builder_memory:,} bytes; kernels find no workspace in less than "
+            f"the builder memory is {plural(builder_memory, 'byte')}; kernels find no workspace in less than "
             f"{LEAST_BUILDER_MEMORY >> 20} MiB: give more, or leave it out"
         )
     library = import_builder(backend)
@@ -276,6 +277,6 @@ def _check_plugin_layers(manifest: Manifest, plan: EnginePlan, count: int) -> No
     expected = manifest.decoder.num_layers if plan.name == "decoder" else 0
     if count != expected:
         raise ExportError(
-            f"{plan.name} has {count} plugin layers in place of {expected}: the library did not use the plugin for "
-            "every layer; update it, or give --plugin none"
+            f"{plan.name} has {plural(count, 'plugin layer')} in place of {expected}: the library did not use the "
+            "plugin for every layer; update it, or give --plugin none"
         )

@@ -18,6 +18,7 @@ import torch
 from .. import __version__
 from ..atomic import whole_file
 from ..calibration import Choice, MassRecorder, RecoveredMass, candidates, frontier, pareto
+from ..counts import plural
 from ..errors import FastOCRError
 from .calibrate_pages import CalibrationPage, Pages
 from .calibrate_record import read_dense
@@ -322,12 +323,12 @@ def _warn_of_readings(
         )
     if cut:
         warn(
-            f"dense reading of {cut} of {len(dense)} pages was cut after {options.max_new_tokens} tokens: what comes "
-            "later is not measured; raise --max-new-tokens"
+            f"dense reading of {cut} of {plural(len(dense), 'page')} was cut after "
+            f"{plural(options.max_new_tokens, 'token')}: what comes later is not measured; raise --max-new-tokens"
         )
     short = sum(len(reading.token_ids) < 2 for reading in dense)
     if short:
-        warn(f"{short} of {len(dense)} pages gave less than two tokens and say nothing about attention")
+        warn(f"{short} of {plural(len(dense), 'page')} gave less than two tokens and say nothing about attention")
 
 
 def _finite(value: Any) -> Any:

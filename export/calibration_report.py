@@ -14,6 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from ..atomic import whole_file
 from ..calibration import Choice, pareto
+from ..counts import plural
 from ..fixation import FixationPolicy
 from ..metrics import Interval
 from .calibrate import Calibration
@@ -238,7 +239,7 @@ def _verdict(calibration: Calibration) -> str:
         f'<p class="verdict">Focal layers <b>{_layers(policy.focal_layers)}</b>, dense layers '
         f"<b>{_layers(policy.dense_layers)}</b>, {policy.keep:.1%} of the page elsewhere: a step reads "
         f"{chosen.reads:.1%} of the page. That {said} the target of {calibration.options.target:.1%} "
-        f"({_interval(chosen.judged)} on {chosen.judged_pages} pages).</p>"
+        f"({_interval(chosen.judged)} on {plural(chosen.judged_pages, 'page')}).</p>"
     )
 
 
@@ -270,7 +271,7 @@ def _conditions(calibration: Calibration) -> str:
     facts = {
         "pages": f"{pages['count']} ({pages['source']}), {pages['with_text']} with text, "
         f"{first.visual_tokens:.0f} visual tokens on average",
-        "decode steps": f"{first.steps:,}, at most {options.max_new_tokens} tokens a page",
+        "decode steps": f"{first.steps:,}, at most {plural(options.max_new_tokens, 'token')} a page",
         "dense accuracy": "no texts" if calibration.dense_accuracy is None else f"{calibration.dense_accuracy:.1%}",
         "prompt": options.prompt,
         **{name.replace("_", " "): str(value) for name, value in calibration.loaded.environment.items()},

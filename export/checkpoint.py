@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..counts import plural
 from ..errors import ExportError
 
 SINGLE = "model.safetensors"
@@ -56,8 +57,8 @@ class Checkpoint:
         missing = [name for name in expected if name not in shapes]
         if missing:
             raise ExportError(
-                f"{self.folder} lacks {len(missing)} of {len(expected)} weights, for example {missing[0]!r}: the "
-                "download is incomplete, or config.json belongs to another checkpoint"
+                f"{self.folder} lacks {len(missing)} of {plural(len(expected), 'weight')}, for example {missing[0]!r}: "
+                "the download is incomplete, or config.json belongs to another checkpoint"
             )
         for name, shape in expected.items():
             if shapes[name] != shape:

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from .counts import plural
 from .errors import EngineError
 from .hashing import sha256
 from .plugin_library import BUILD as BUILD_PLUGIN
@@ -81,7 +82,8 @@ class BackendRecord:
             size = path.stat().st_size
             if size != file.size:
                 raise EngineError(
-                    f"{path} is {size:,} bytes and the manifest says {file.size:,}: half-written or changed; {rebuild}"
+                    f"{path} is {plural(size, 'byte')} and the manifest says {file.size:,}: half-written or "
+                    f"changed; {rebuild}"
                 )
             if (hash_up_to is None or size <= hash_up_to) and sha256(path) != file.sha256:
                 raise EngineError(f"{path} does not match the hash in the manifest: it was changed; {rebuild}")

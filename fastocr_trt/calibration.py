@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .counts import plural
 from .errors import FastOCRError
 from .fixation import FixationPolicy
 
@@ -213,7 +214,8 @@ def choose(record: RecoveredMass, num_focal: int, dense_layers: tuple[int, ...] 
     free = [layer for layer in range(layers) if layer not in dense_layers]
     if not 1 <= num_focal <= len(free):
         raise FastOCRError(
-            f"{num_focal} focal layers do not fit among {layers} layers, {len(dense_layers)} of them dense"
+            f"{plural(num_focal, 'focal layer')} cannot be chosen among {plural(layers, 'layer')}, of which "
+            f"{len(dense_layers)} dense"
         )
     weight = record.weight().copy()
     weight[list(dense_layers)] = 0.0

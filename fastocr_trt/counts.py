@@ -1,4 +1,4 @@
-"""Counts: checked where a caller gives them."""
+"""Counts: checked where a caller gives them, and put into words."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def check_count(value: Any, name: str, least: int = 1, most: int | None = None) 
         limit = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise FastOCRError(f"{name} is {value!r}; it must be a whole number {limit}")
     return int(value)
+
+
+def plural(count: int, noun: str) -> str:
+    """For people: `1 page`, `2 pages`, `1,024 visual tokens`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

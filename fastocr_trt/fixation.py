@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from typing import Any, Literal
 
-from .counts import check_count
+from .counts import check_count, plural
 from .errors import FastOCRError
 
 LayerKind = Literal["dense", "focal", "gathered"]
@@ -56,7 +56,8 @@ class FixationPolicy:
         outside = [i for i in (*self.focal_layers, *self.dense_layers) if i >= num_layers]
         if outside:
             raise FastOCRError(
-                f"the policy names layers {outside}, but the decoder has {num_layers} layers (0 to {num_layers - 1})"
+                f"the policy names layers {outside}, but the decoder has {plural(num_layers, 'layer')} (0 to "
+                f"{num_layers - 1})"
             )
 
     def kind(self, layer: int) -> LayerKind:

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 from .atomic import whole_file
 from .backends import BackendRecord
+from .counts import plural
 from .errors import EngineError, FastOCRError
 from .fixation import FixationPolicy
 from .hashing import sha256
@@ -148,7 +149,7 @@ class Manifest:
             size = path.stat().st_size
             if size != expected.size:
                 raise EngineError(
-                    f"{path} is {size:,} bytes and the manifest says {expected.size:,}: "
+                    f"{path} is {plural(size, 'byte')} and the manifest says {expected.size:,}: "
                     f"half-written or changed; {REBUILD}"
                 )
             if (hash_up_to is None or size <= hash_up_to) and sha256(path) != expected.sha256:

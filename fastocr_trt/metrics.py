@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .counts import plural
 from .errors import FastOCRError, MissingDependencyError
 
 
@@ -38,7 +39,9 @@ def edit_distance(reading: str, truth: str) -> int:
 def edits(readings: Sequence[str], truths: Sequence[str]) -> NDArray[np.float64]:
     """[pages, 2]: edit distance and length of the truth, per page. FastOCRError where the numbers of texts differ."""
     if len(readings) != len(truths):
-        raise FastOCRError(f"{len(readings)} readings cannot be compared with {len(truths)} texts; pair them up")
+        raise FastOCRError(
+            f"{plural(len(readings), 'reading')} cannot be compared with {plural(len(truths), 'text')}; pair them up"
+        )
     return np.array([[edit_distance(r, t), len(t)] for r, t in zip(readings, truths, strict=True)], float).reshape(
         -1, 2
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..counts import plural
 from ..errors import EngineError, PageError
 from ..manifest import Manifest
 from .decode import PageState, decode
@@ -126,8 +127,8 @@ def prepare_images(manifest: Manifest, page: PageImages, reading: Reading) -> li
     if total > limit:
         if not reading.resize_to_fit:
             raise PageError(
-                f"{len(images)} images take {total:,} visual tokens and the engine holds {limit:,}; give fewer images, "
-                "smaller ones, or export with a larger --max-visual-tokens"
+                f"a page of {plural(len(images), 'image')} takes {plural(total, 'visual token')} and the engine holds "
+                f"{limit:,}; give fewer images, smaller ones, or export with a larger --max-visual-tokens"
             )
         limit //= len(images)
     return [preprocess(picture, processing, shape, limit, reading.resize_to_fit) for picture in pictures]
@@ -147,8 +148,8 @@ def tokenize(manifest: Manifest, tokenizer: Any, images: Sequence[PreparedImage]
     limit = manifest.capacities.max_text_tokens
     if text >= limit:
         raise PageError(
-            f"the prompt takes {text:,} text tokens and the engine holds {limit:,} with the answer; shorten it, or "
-            "export with a larger --max-text-tokens"
+            f"the prompt takes {plural(text, 'text token')} and the engine holds {limit:,} with the answer; "
+            "shorten it, or export with a larger --max-text-tokens"
         )
     return tokens
 
@@ -160,8 +161,9 @@ def _encode(session: Session, manifest: Manifest, image: PreparedImage) -> np.nd
     )
     if not np.isfinite(embeds).all():
         raise EngineError(
-            f"the vision graph gave numbers that are not finite on a page of {image.visual_tokens:,} visual tokens; "
-            f"the engine is {manifest.dtype}: export with --dtype bf16 or fp32"
+            "the vision graph gave numbers that are not finite on a page of "
+            f"{plural(image.visual_tokens, 'visual token')}; the engine is {manifest.dtype}: export with "
+            "--dtype bf16 or fp32"
         )
     return embeds
 

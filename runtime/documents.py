@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from ..counts import check_count
+from ..counts import check_count, plural
 from ..errors import FastOCRError, PageError
 from .images import DEFAULT_MAX_PIXELS, IMAGE_SUFFIXES, ImageDocument, to_rgb
 from .page_range import PageRange
@@ -104,7 +104,7 @@ def load_image(
     path = Path(image)
     with closing(_open(path, dpi, max_pixels)) as document:
         if document.count > 1:
-            raise FastOCRError(f"{path} has {document.count} pages; take them one at a time with iter_pages")
+            raise FastOCRError(f"{path} has {plural(document.count, 'page')}; take them one at a time with iter_pages")
         return document.read(0)
 
 
@@ -142,7 +142,7 @@ def _read(path: Path, document: ImageDocument | PdfDocument, chosen: PageRange):
     if document.error:
         yield document.count + 1, None, document.error
     elif missing:
-        has = "1 page" if document.count == 1 else f"{document.count} pages"
+        has = plural(document.count, "page")
         yield missing[0], None, PageError(f"{path} has {has}, and --pages asks for {_ranges(missing)}")
 
 

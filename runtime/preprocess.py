@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ..counts import plural
 from ..errors import PageError
 from ..manifest import ImageProcessing, VisionShape
 
@@ -75,7 +76,7 @@ def plan(
         return Layout(*size, tokens, False)
     if not resize_to_fit:
         raise PageError(
-            f"the page of {width:,} x {height:,} pixels needs {tokens:,} visual tokens and the engine takes "
+            f"the page of {width:,} x {height:,} pixels needs {plural(tokens, 'visual token')} and the engine takes "
             f"{max_visual_tokens:,}: let it be resized to fit (without --no-resize), use a lower --dpi for a PDF, "
             f"or export the engine with --max-visual-tokens {tokens}"
         )

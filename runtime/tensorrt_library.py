@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends import MODULES, PACKAGES, BackendName, BackendRecord, EngineFile, TensorRecord, installed_package
+from ..counts import plural
 from ..errors import EngineError, MissingDependencyError
 from ..plugin_library import load_plugin
 from .tensorrt_plan import Role
@@ -117,7 +118,7 @@ class Engines:
         count = self._engines[engine].num_optimization_profiles
         if count < len(file.profiles):
             raise EngineError(
-                f"{file.file} has {count} optimisation profiles and the manifest names {list(file.profiles)}"
+                f"{file.file} has {plural(count, 'optimisation profile')} and the manifest names {list(file.profiles)}"
             )
 
     def working_memory(self, role: Role) -> int:

@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from ..backends import BackendRecord, TensorRecord
+from ..counts import plural
 from ..errors import EngineError, PageError
 from ..manifest import Manifest
 from ..reference import (
@@ -138,7 +139,7 @@ class TensorRTSession:
         feeds = {name: self._as(known[name].dtype, value) for name, value in feeds.items() if name in known}
         needs = {f"vision.{name}": value.nbytes for name, value in feeds.items()}
         needs["vision.visual_embeds"] = rows * shape[1] * ITEM_SIZE[dtype]
-        self._allocate(needs, f"a picture of {rows:,} visual tokens", "make the picture smaller")
+        self._allocate(needs, f"a picture of {plural(rows, 'visual token')}", "make the picture smaller")
         call.bind({name.partition(".")[2]: self._memory.address(name) for name in needs})
         call.shape({name: value.shape for name, value in feeds.items()})
         for name, value in feeds.items():
@@ -282,12 +283,12 @@ class TensorRTSession:
         build = f"build the engines again with `fastocr-export ENGINE_DIR --backend {self._library.backend}`"
         if status & STATUS_VISUAL_BANK_FULL:
             return PageError(
-                f"the visual bank is full: it holds {capacities.max_visual_tokens:,} visual tokens a page; make the "
-                "page smaller, or export with a larger --max-visual-tokens"
+                f"the visual bank is full: it holds {plural(capacities.max_visual_tokens, 'visual token')} a page; "
+                "make the page smaller, or export with a larger --max-visual-tokens"
             )
         if status & STATUS_TEXT_BANK_FULL:
             return PageError(
-                f"the text bank is full: it holds {capacities.max_text_tokens:,} text tokens a page; lower "
+                f"the text bank is full: it holds {plural(capacities.max_text_tokens, 'text token')} a page; lower "
                 "--max-new-tokens, or export with a larger --max-text-tokens"
             )
         if status & STATUS_FIXATION_OUT_OF_RANGE:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from ..atomic import whole_file
+from ..counts import plural
 from ..errors import FastOCRError
 
 SCHEMA = "fastocr-trace/1"
@@ -128,7 +129,7 @@ def _unpack(path: str | Path) -> tuple[Any, dict[str, np.ndarray]]:
             raise ValueError("it is no NumPy archive")
     with np.load(path, allow_pickle=False) as stored:
         if (size := sum(entry.file_size for entry in stored.zip.infolist())) > _MOST_BYTES:
-            raise ValueError(f"it claims to hold {size:,} bytes, and a trace has at most {_MOST_BYTES:,}")
+            raise ValueError(f"it claims to hold {plural(size, 'byte')}, and a trace has at most {_MOST_BYTES:,}")
         if "facts" not in stored.files:
             raise ValueError("it has no `facts`")
         content = {name: stored[name] for name in stored.files}
@@ -177,7 +178,7 @@ def _check_arrays(trace: Trace) -> None:
     for name, (axes, kind) in _ARRAYS.items():
         array = getattr(trace, name)
         if array.ndim != axes or len(array) != tokens or array.dtype != kind:
-            raise ValueError(f"{name} is {array.dtype} {list(array.shape)} for {tokens} tokens")
+            raise ValueError(f"{name} is {array.dtype} {list(array.shape)} for {plural(tokens, 'token')}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"{name} has numbers that are not finite")
     if rows.shape != trace.mass.shape or rows.shape[:3] != trace.page_mass.shape:
@@ -185,10 +186,10 @@ def _check_arrays(trace: Trace) -> None:
     if len(trace.layers) != rows.shape[1] or trace.spans.shape != (tokens, 2):
         raise ValueError("layers or spans do not fit")
     if rows.size and (rows.min() < -1 or rows.max() >= trace.visual_tokens):
-        raise ValueError(f"a row lies outside the page's {trace.visual_tokens} visual tokens")
+        raise ValueError(f"a row lies outside the page's {plural(trace.visual_tokens, 'visual token')}")
     starts, ends = trace.spans.T
     if (starts < 0).any() or (ends < starts).any() or (ends > len(trace.text)).any():
-        raise ValueError(f"a span lies outside the text's {len(trace.text)} characters")
+        raise ValueError(f"a span lies outside the text's {plural(len(trace.text), 'character')}")
 
 
 def _whole(*values: Any, least: int = 0) -> bool:

@@ -87,7 +87,7 @@ def test_stages_with_times_and_a_summary(exporter, tmp_path, capsys):
     assert f"wrote {tmp_path / 'demo'} in " in shown.out and "weights.bin 9.4 MB" in shown.out
     assert "qwen2_5_vl, 6 layers, fp16, int4 weights" in shown.out
     assert "dense layers 0; focal layers 2, 5; the others read 5% of the visual tokens" in shown.out
-    assert "768 visual tokens, 1024 text tokens, batch of 2" in shown.out
+    assert "768 visual tokens, 1,024 text tokens, batch of 2" in shown.out
     assert shown.out.splitlines()[-1] == f"next: fastocr-parse PAGE --engine {tmp_path / 'demo'}"
 
 

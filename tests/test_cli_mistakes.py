@@ -6,6 +6,7 @@ import pytest
 from cli_helpers import blank, tiff
 
 from fastocr_trt.cli import parse
+from fastocr_trt.errors import EngineError
 
 
 @pytest.fixture
@@ -76,6 +77,15 @@ def test_one_good_page_is_worth_an_engine(tmp_path, monkeypatch, capsys):
     assert run(tiff(tmp_path / "a.tif", 2), "--pages", "2-9", "-o", out) == 2  # the folder is no engine
     assert looked == [1] and "manifest.json" in capsys.readouterr().err
     assert out.read_text() == "old" and sorted(p.name for p in tmp_path.iterdir()) == ["a.tif", "out.txt"]
+
+
+def test_an_unusable_engine(monkeypatch, tmp_path, capsys):
+    def load(*_):
+        raise EngineError("no engine there")
+
+    monkeypatch.setattr(parse, "load_engine", load)
+    assert run(blank(tmp_path / "a.png"), "--engine", tmp_path) == 2
+    assert capsys.readouterr().err == "error: no engine there\n"
 
 
 def test_stopped_while_the_engine_is_made(tmp_path, monkeypatch, capsys):

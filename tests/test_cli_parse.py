@@ -13,7 +13,7 @@ import pytest
 from cli_helpers import FakeEngine, blank, result, tiff
 
 from fastocr_trt.cli import parse
-from fastocr_trt.errors import EngineError, PageError
+from fastocr_trt.errors import PageError
 
 
 @pytest.fixture
@@ -198,21 +198,6 @@ class TestFailures:
         assert run(bad, "--format", "json") == 2
         shown = capsys.readouterr()
         assert shown.out == "" and "0 pages, 1 failed" in shown.err
-
-    def test_an_input_that_is_not_there(self, use, tmp_path, capsys):
-        engine = use(numbered)
-        assert run(blank(tmp_path / "a.png"), tmp_path / "absent.png") == 2
-        shown = capsys.readouterr()
-        assert shown.err.startswith("error: ") and "absent.png" in shown.err and shown.out == ""
-        assert engine.pages == 0
-
-    def test_an_unusable_engine(self, monkeypatch, tmp_path, capsys):
-        def load(*_):
-            raise EngineError("no engine there")
-
-        monkeypatch.setattr(parse, "load_engine", load)
-        assert run(blank(tmp_path / "a.png"), "--engine", tmp_path) == 2
-        assert capsys.readouterr().err == "error: no engine there\n"
 
     def test_ctrl_c_keeps_the_finished_pages(self, use, tmp_path, capsys):
         use(lambda n: KeyboardInterrupt() if n == 2 else numbered(n))

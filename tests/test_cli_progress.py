@@ -1,6 +1,7 @@
 """What a terminal shows while pages are read, and that nothing else does."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from cli_helpers import FakeEngine, blank, result
@@ -57,6 +58,16 @@ def test_the_demo_reader_is_not_taken_for_an_ocr_model(monkeypatch, tmp_path, ca
     page = str(blank(tmp_path / "a.png"))
     assert parse.main([page, *["--quiet"][: int(quiet)]]) == 0
     assert ("note: no --engine: the demo reader reads" in capsys.readouterr().err) is not quiet
+
+
+def test_one_of_each_is_no_plural(monkeypatch, tmp_path, capsys):
+    read = replace(result(finish_reason="length"), token_ids=[7], visual_tokens=1)
+    monkeypatch.setattr(parse, "load_engine", lambda *_: FakeEngine(lambda n: read))
+    page = blank(tmp_path / "a.png")
+    assert parse.main([str(page), "--engine", str(tmp_path)]) == 0
+    told = capsys.readouterr().err
+    assert f"{page}: cut off after 1 token; raise" in told
+    assert "1 page in" in told and ": 1 token, " in told and ", 1 visual token, " in told
 
 
 def test_a_named_engine_needs_no_note(tmp_path, capsys):

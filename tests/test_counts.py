@@ -1,17 +1,24 @@
-"""Counts: what is taken for one, and what is said where none is given."""
+"""Counts: what is taken for one, what is said where none is given, and how they are put into words."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from fastocr_trt.counts import check_count
+from fastocr_trt.counts import check_count, plural
 from fastocr_trt.errors import FastOCRError
 from fastocr_trt.fixation import FixationPolicy
 from fastocr_trt.runtime.documents import iter_pages
 from fastocr_trt.runtime.loop_guard import LoopThresholds
 from fastocr_trt.runtime.options import Reading
 from fastocr_trt.runtime.sampling import Sampler
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 pages"), (1, "1 page"), (2, "2 pages"), (1024, "1,024 pages"), (np.int64(1), "1 page")]
+)
+def test_counts_for_people(count, text):
+    assert plural(count, "page") == text
 
 
 @pytest.mark.parametrize("value", [1, np.int64(7), np.uint8(255)])
@@ -28,7 +35,7 @@ def test_what_is_no_count(value):
 
 
 def test_both_limits_are_told():
-    with pytest.raises(FastOCRError, match="threads is 9; it must be a whole number from 2 to 8$"):
+    with pytest.raises(FastOCRError, match=r"threads is 9; it must be a whole number from 2 to 8$"):
         check_count(9, "threads", least=2, most=8)
 
 

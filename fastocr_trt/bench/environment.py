@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 from .. import __version__
 from ..backends import BACKENDS, installed_package
+from ..counts import plural
 from ..errors import FastOCRError
 from ..gpus import gpu_names
 from ..machine import memory, package_version, processor
@@ -38,7 +39,7 @@ class Machine:
 
     def __str__(self) -> str:
         gpus = f"; {self.gpus}" if self.gpus else ""
-        return f"{self.processor}, {self.cores} cores, {self.memory_gib} GiB, {self.system}{gpus}"
+        return f"{self.processor}, {plural(self.cores, 'core')}, {self.memory_gib} GiB, {self.system}{gpus}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Environment:
         return [
             str(self.machine),
             f"fastocr-trt {self.fastocr_version}, Python {self.python}, {_list(self.versions)}; {self.date}",
-            f"{model['name']}: {model['num_layers']} layers, {model['num_attention_heads']} query and "
+            f"{model['name']}: {plural(model['num_layers'], 'layer')}, {model['num_attention_heads']} query and "
             f"{model['num_key_value_heads']} KV heads of {model['head_dim']}, {model['dtype']}{weights}; focal layers "
             f"{policy['focal_layers']}, dense layers {policy['dense_layers']}",
         ]

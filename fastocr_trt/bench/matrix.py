@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import product
 
+from ..counts import plural
 from ..errors import FastOCRError
 from ..fixation import FixationPolicy
 from ..manifest import Manifest
@@ -86,9 +87,14 @@ def check_capacities(options: Options, manifest: Manifest) -> None:
     room = manifest.capacities
     text = max(options.text_tokens) + options.steps + 2  # a step before the clock starts, and the one that ends prefill
     for what, wanted, limit, option in (
-        (f"{max(options.visual_tokens):,} visual tokens", max(options.visual_tokens), room.max_visual_tokens, "visual"),
         (
-            f"{max(options.text_tokens):,} text tokens and {options.steps + 2} steps",
+            plural(max(options.visual_tokens), "visual token"),
+            max(options.visual_tokens),
+            room.max_visual_tokens,
+            "visual",
+        ),
+        (
+            f"{plural(max(options.text_tokens), 'text token')} and {plural(options.steps + 2, 'step')}",
             text,
             room.max_text_tokens,
             "text",
@@ -96,8 +102,8 @@ def check_capacities(options: Options, manifest: Manifest) -> None:
     ):
         if wanted > limit:
             raise FastOCRError(
-                f"{what} do not fit the engine, which holds {limit:,} {option} tokens; ask for fewer, or export with a "
-                f"larger --max-{option}-tokens"
+                f"{what} do not fit the engine, which holds {plural(limit, f'{option} token')}; ask for fewer, or "
+                f"export with a larger --max-{option}-tokens"
             )
     if max(options.batches) > room.max_batch:
         raise FastOCRError(

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
+from ..counts import plural
 from .matrix import Case
 from .measure import Spread
 from .results import QUANTITIES, Change, Result, Run
@@ -52,7 +53,7 @@ def markdown(run: Run) -> str:
             cells += [f"{result.row_bound:.2f}x" if is_fast else "", f"{result.mean_visual_reads:.0%}"]
         rows.append(cells)
     rounds = max(s.count for result in run.results for s in result.measured.values())
-    about = f"Median and quartiles of {rounds} rounds in turns ({run.steps} decode steps in each)."
+    about = f"Median and quartiles of {plural(rounds, 'round')} in turns ({plural(run.steps, 'decode step')} in each)."
     if not run.finished:
         about += f" Stopped before all {run.repeats} rounds were done."
     return "\n".join([*_bullets([*run.environment.lines(), *same, about]), "", _table(heads, rows), ""])

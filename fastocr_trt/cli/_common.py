@@ -18,6 +18,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from .. import __version__
+from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError
 from ..fixation import check_keep
 
@@ -236,7 +237,7 @@ def threads(text: str) -> int:
     value, cores = at_least(1)(text), os.cpu_count() or 1
     if value > 4 * cores:
         raise argparse.ArgumentTypeError(
-            f"{value} is too large; this machine has {cores} cores: give at most {4 * cores}"
+            f"{value} is too large; this machine has {plural(cores, 'core')}: give at most {4 * cores}"
         )
     return value
 

@@ -6,6 +6,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.status import Status
 
+from ..counts import plural
+
 
 class PageProgress:
     """A bar over the pages; where text streams to the same terminal, only a line until the text begins.
@@ -46,12 +48,12 @@ class PageProgress:
 
     def prompt(self, done: int, total: int) -> None:
         """Prompt tokens fed so far."""
-        self._detail(f"prompt {done / total:.0%} of {total:,} tokens")
+        self._detail(f"prompt {done / total:.0%} of {plural(total, 'token')}")
 
     def tokens(self, count: int) -> None:
         """Tokens written so far."""
         if self._status is None:
-            self._detail(f"{count:,} tokens written")
+            self._detail(f"{plural(count, 'token')} written")
 
     def text_begins(self) -> None:
         """The page's text goes to the terminal from here on: make way."""

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..counts import plural
+
 if TYPE_CHECKING:
     from ..runtime.results import ParseResult
     from ..runtime.trace import Trace
@@ -124,7 +126,7 @@ class Summary:
         if not self.pages:
             return f"0 pages{failed} in {elapsed}"
         return (
-            f"{self.pages} page{'s' * (self.pages != 1)}{failed} in {elapsed}: {self.tokens} tokens, "
-            f"{self.tokens_per_second:.1f} tokens/s, {self.visual_tokens} visual tokens, "
+            f"{plural(self.pages, 'page')}{failed} in {elapsed}: {plural(self.tokens, 'token')}, "
+            f"{self.tokens_per_second:.1f} tokens/s, {plural(self.visual_tokens, 'visual token')}, "
             f"a step read {self.mean_visual_reads:.1%} of them; finished by {ends}"
         )

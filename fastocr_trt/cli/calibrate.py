@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from ..counts import plural
 from ..demo.pages import LAYOUTS, SIZES
 from ..errors import FastOCRError, MissingDependencyError
 from . import _common as common
@@ -106,15 +107,15 @@ def verdict(calibration: Calibration, few: int) -> str:
     """One or two lines: what was chosen, and by what."""
     chosen, target = calibration.chosen, calibration.options.target
     what = "retention" if chosen.retention else "character accuracy against dense output"
-    how = "the interval's lower bound counts" if chosen.judged_pages >= few else f"fewer than {few} pages: no interval"
+    how = (
+        "the interval's lower bound counts"
+        if chosen.judged_pages >= few
+        else f"fewer than {plural(few, 'page')}: no interval"
+    )
     dense = calibration.dense_accuracy
     what += "" if dense is None else f" (of dense reading's {dense:.1%} accuracy)"
-    measured = f"{what} {_interval(chosen.judged)} on {_pages_text(chosen.judged_pages)}, target {target:.1%}; {how}"
+    measured = f"{what} {_interval(chosen.judged)} on {plural(chosen.judged_pages, 'page')}, target {target:.1%}; {how}"
     return f"policy: {describe_policy(chosen.choice.policy)}\n  {measured}"
-
-
-def _pages_text(count: int) -> str:
-    return "1 page" if count == 1 else f"{count} pages"
 
 
 def _policy_cells(choice: Choice) -> list[str]:

@@ -24,6 +24,7 @@ from ..backends import (
     installed_package,
     mismatches,
 )
+from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError
 from ..gpus import compute_capabilities, gpu_names
 from ..manifest import Manifest
@@ -221,7 +222,7 @@ def check_engine(directory: Path, verify: bool) -> Check:
         f"{manifest.model.get('family', 'unknown family')}, {manifest.dtype}"
         f"{f', {manifest.weights} weights' if manifest.weights else ''}, "
         f"{common.size_text(common.directory_size(directory))}, "
-        f"up to {room.max_visual_tokens} visual and {room.max_text_tokens} text tokens, "
+        f"up to {room.max_visual_tokens:,} visual and {plural(room.max_text_tokens, 'text token')}, "
         f"batch of {room.max_batch}, exported by fastocr-trt {manifest.fastocr_version}"
     )
     policy = f"focal layers {', '.join(map(str, manifest.policy.focal_layers))}"

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..backends import BACKENDS, BackendRecord
+from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError
 from ..fixation import FixationPolicy
 from ..manifest import MANIFEST_NAME, Manifest
@@ -125,11 +126,11 @@ def summary(manifest: Manifest, directory: Path, elapsed: float, engines: Sequen
         [
             f"wrote {directory} in {common.seconds_text(elapsed)}: "
             f"{common.size_text(common.directory_size(directory))} ({files})",
-            f"  model    {manifest.model.get('family', 'unknown family')}, {shape.num_layers} layers, "
+            f"  model    {manifest.model.get('family', 'unknown family')}, {plural(shape.num_layers, 'layer')}, "
             f"{manifest.dtype}{weights}",
             f"  policy   {describe_policy(manifest.policy)}",
-            f"  limits   {room.max_visual_tokens} visual tokens, {room.max_text_tokens} text tokens, "
-            f"batch of {room.max_batch}",
+            f"  limits   {plural(room.max_visual_tokens, 'visual token')}, {plural(room.max_text_tokens, 'text token')}"
+            f", batch of {room.max_batch}",
             *engines,
             f"next: fastocr-parse PAGE --engine {directory}",
         ]

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError, PageError
 from ..manifest import sha256
 from ..metrics import character_error_rate
@@ -155,7 +156,8 @@ def _compare(page: Page, engine: Engine, yardstick, options: argparse.Namespace,
     reading = {"prompt": options.prompt, "max_new_tokens": options.max_new_tokens, "resize_to_fit": resize}
     dense = engine.parse(page.image, mode="dense", **reading)
     fast = engine.parse(page.image, mode="fast", keep=options.keep, **reading)
-    lines = [f"{page.name}: {dense.visual_tokens} visual tokens, a fast step read {fast.mean_visual_reads:.1%} of them"]
+    seen = plural(dense.visual_tokens, "visual token")
+    lines = [f"{page.name}: {seen}, a fast step read {fast.mean_visual_reads:.1%} of them"]
     if yardstick is not None:
         prompt = engine.manifest.prompt.default if options.prompt is None else options.prompt
         # As many tokens as the engine wrote, and the stop token: its room is not transformers' limit.
@@ -170,7 +172,7 @@ def _line(name: str, seen: Comparison) -> str:
     first = "equal" if seen.first_difference is None else f"first differs at token {seen.first_difference}"
     against = {"dense": "dense against transformers", "fast": "fast against dense"}[name]
     return (
-        f"  {against:<27} {first}; {seen.agreed} of {seen.reference_tokens} tokens agree before; "
+        f"  {against:<27} {first}; {seen.agreed:,} of {plural(seen.reference_tokens, 'token')} agree before; "
         f"character error rate {seen.character_error_rate:.2%}"
     )
 
@@ -210,8 +212,8 @@ def _command(options: argparse.Namespace) -> int:
         for pair in pairs.values():
             whole = pair.to_dict()
             print(
-                f"{pair.name}: {whole['equal_pages']} of {len(pair.pages)} pages equal, character error rate "
-                f"{whole['character_error_rate']:.2%} (tolerance {options.tolerance:.2%})"
+                f"{pair.name}: {whole['equal_pages']:,} of {plural(len(pair.pages), 'page')} equal, character error "
+                f"rate {whole['character_error_rate']:.2%} (tolerance {options.tolerance:.2%})"
             )
     if beyond:
         common.complain(f"beyond the tolerance: {', '.join(beyond)}")

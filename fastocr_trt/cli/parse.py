@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..counts import plural
 from ..errors import FastOCRError, PageError
 from . import _common as common
 from ._engines import add_machine_options, check_machine_options, check_provider, find_engine, load_engine
@@ -142,13 +143,16 @@ class Reader:
     def _count(self, where: str, record: PageRecord, share: int) -> None:
         self.summary.add(record, share)
         if record.finish_reason == "length":
-            common.warn(f"{where}: cut off after {record.tokens} tokens; raise --max-new-tokens or the engine's limit")
+            common.warn(
+                f"{where}: cut off after {plural(record.tokens, 'token')}; raise --max-new-tokens or the engine's limit"
+            )
         elif record.finish_reason == "loop":
             common.warn(f"{where}: the model repeated itself; the text is kept up to the end of the loop's first turn")
         if record.resized_to_fit:
             common.warn(
-                f"{where}: made smaller to fit the engine's {self.engine.manifest.capacities.max_visual_tokens} visual "
-                "tokens; export with a larger --max-visual-tokens to read it whole, or refuse with --no-resize"
+                f"{where}: made smaller to fit the engine's "
+                f"{plural(self.engine.manifest.capacities.max_visual_tokens, 'visual token')}; export with a larger "
+                "--max-visual-tokens to read it whole, or refuse with --no-resize"
             )
 
     def _fail(self, page: Page, error: str) -> None:

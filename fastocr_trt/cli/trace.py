@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..atomic import whole_file
+from ..counts import plural
 from ..errors import FastOCRError
 from . import _common as common
 from ._files import cannot_write
@@ -102,7 +103,7 @@ def _command(options: argparse.Namespace) -> int:
         from ..tracing.browser import page_of
 
         _write(output, page_of([Trace.load(file) for file in files]).encode("utf-8"))
-        common.note(f"{output} shows {files[0] if len(files) == 1 else f'{len(files)} traces'}")
+        common.note(f"{output} shows {files[0] if len(files) == 1 else plural(len(files), 'trace')}")
         return common.EXIT_OK
     failed = 0
     for number, file in enumerate(files, 1):

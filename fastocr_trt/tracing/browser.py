@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..counts import plural
 from ..runtime.provenance import Gaze, read_words
 from ..runtime.trace import JPEG_QUALITY, Trace
 from .heat import resized_box
@@ -80,8 +81,8 @@ def _facts(trace: Trace) -> dict[str, Any]:
         )
     return {
         "name": _name(trace),
-        "about": f"{len(trace.token_ids)} tokens, {trace.visual_tokens} visual tokens, {trace.mode}, focal layers "
-        + ", ".join(map(str, trace.layers)),
+        "about": f"{plural(len(trace.token_ids), 'token')}, {plural(trace.visual_tokens, 'visual token')}, "
+        f"{trace.mode}, focal layers {', '.join(map(str, trace.layers))}",
         "text": trace.text,
         "tokens": tokens,
         "words": words,
