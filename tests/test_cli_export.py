@@ -48,6 +48,16 @@ def test_only_what_was_given_is_passed_on(exporter, tmp_path):
     assert exporter == [("demo", tmp_path / "demo", {"dtype": "fp32", "weights": None, "policy": None, "force": False})]
 
 
+def test_demo_is_the_reader_of_the_package_whatever_a_folder_is_called(exporter, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("demo").mkdir()
+    Path("demo", MANIFEST_NAME).write_text("{}")
+    assert export.main(["demo", "-o", "other"]) == 0
+    assert exporter[0][0] == "demo"
+    assert export.main(["./demo", "-o", "third"]) == 2
+    assert "is an engine directory" in capsys.readouterr().err
+
+
 def test_every_option_reaches_the_exporter(exporter, tmp_path):
     options = "--dtype bf16 --weights int8 --max-visual-tokens 100 --max-text-tokens 200 --max-batch 3 --keep 0.1"
     argv = ["hub/name", "-o", str(tmp_path / "x"), *options.split(), "--focal-layers", "2,5", "--force"]

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ..backends import BACKENDS, BackendRecord
 from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError
+from ..export.source import DEMO
 from ..fixation import FixationPolicy
 from ..manifest import MANIFEST_NAME, Manifest
 from . import _common as common
@@ -273,7 +274,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(options: argparse.Namespace) -> int:
     backends = [name for name in BACKENDS if name in (options.backend or ())]
-    if (Path(options.model) / MANIFEST_NAME).is_file():
+    # `demo` is the reader of this package even where a folder has that name, which is then ./demo.
+    if options.model != DEMO and (Path(options.model) / MANIFEST_NAME).is_file():
         return _build_only(options, backends)
     if options.policy and (options.keep is not None or options.focal_layers is not None):
         raise FastOCRError("--policy already says keep and focal layers; leave out --keep and --focal-layers")
