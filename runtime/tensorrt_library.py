@@ -13,6 +13,7 @@ from ..backends import MODULES, PACKAGES, BackendName, BackendRecord, EngineFile
 from ..counts import plural
 from ..errors import EngineError, MissingDependencyError
 from ..plugin_library import load_plugin
+from .kernel_cache import KernelCache, kernel_cache_file
 from .tensorrt_plan import Role
 
 DTYPE_NAMES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64"}
@@ -84,6 +85,10 @@ class Engines:
             load_plugin(trt)
         self._runtime = trt.Runtime(self._log)
         self._engines = {name: self._load(directory / file.file) for name, file in record.engines.items()}
+        self._kernels: KernelCache | None = None
+        if hasattr(trt, "IRuntimeCache"):  # TensorRT-RTX, which compiles its kernels here
+            file = kernel_cache_file(record, trt.__version__, compute_capability(library.cudart))
+            self._kernels = KernelCache(file)
 
     def _load(self, path: Path) -> Any:
         try:
@@ -139,12 +144,15 @@ class Engines:
         """
         trt, engine = self._library.trt, self._engines[role.engine]
         managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        if role.name == "decode" and hasattr(trt, "DynamicShapesKernelSpecializationStrategy"):
-            # TensorRT-RTX would compile kernels for a new shape while it runs slower ones, and a graph captured
-            # meanwhile would keep the slower ones for ever.
+        if self._kernels is not None:
             config = engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(managed)
-            config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+            if role.name == "decode":
+                # It would compile kernels for a new shape while it runs slower ones, and a graph captured meanwhile
+                # would keep the slower ones for ever.
+                strategies = trt.DynamicShapesKernelSpecializationStrategy
+                config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+            self._kernels.attach(config)
             context = engine.create_execution_context(config)
         else:
             context = engine.create_execution_context(managed)
@@ -160,7 +168,9 @@ class Engines:
         return self._log.because()
 
     def close(self) -> None:
-        """Drop the engines; contexts must be gone."""
+        """Drop the engines, once their compiled kernels are kept; contexts must be gone."""
+        if self._kernels is not None:
+            self._kernels.save()
         self._engines.clear()
         self._runtime = None
 

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fake_gpu import Context, Engine, FakeCuda, FakeTensorRT
+from fake_rtx import RuntimeCache, RuntimeConfig
 
 from fastocr_trt import plugin_library
 from fastocr_trt.backends import BackendRecord, EngineFile
 from fastocr_trt.errors import EngineError, FastOCRError, MissingDependencyError
 from fastocr_trt.runtime.cuda_memory import Cuda, CudaError, Memory
-from fastocr_trt.runtime.tensorrt_library import Engines, Library, compute_capability, import_library
+from fastocr_trt.runtime.tensorrt_library import Engines, compute_capability, import_library
 from fastocr_trt.runtime.tensorrt_session import TensorRTSession, _widen
 
 
@@ -31,8 +32,8 @@ def test_the_fake_has_no_call_that_the_real_modules_lack():
         assert names and [name for name in sorted(names) if not hasattr(real, name)] == []
     for name in ("num_io_tensors", "num_optimization_profiles", "create_runtime_config"):
         assert hasattr(trt.ICudaEngine, name)
-    assert hasattr(trt.IRuntimeConfig, "set_execution_context_allocation_strategy")
-    assert hasattr(trt.IRuntimeConfig, "dynamic_shapes_kernel_specialization_strategy")
+    for fake, real in ((RuntimeConfig, trt.IRuntimeConfig), (RuntimeCache, trt.IRuntimeCache)):
+        assert [name for name in dir(fake) if name[0] != "_" and not hasattr(real, name)] == []
     assert trt.DynamicShapesKernelSpecializationStrategy.EAGER is not None
     assert trt.ExecutionContextAllocationStrategy.USER_MANAGED is not None
     assert cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice is not None
@@ -83,29 +84,6 @@ def test_bfloat16_is_rounded_to_nearest_and_comes_back_exactly():
     assert np.isinf(back[7])
     np.testing.assert_array_equal(TensorRTSession._as("bfloat16", back), bits)
     np.testing.assert_allclose(back, values, rtol=2**-8, atol=1e-40)
-
-
-def test_tensorrt_rtx_compiles_its_kernels_before_a_step_is_captured():
-    config = SimpleNamespace(set_execution_context_allocation_strategy=lambda strategy: None)
-    contexts = []
-
-    def create(argument):
-        contexts.append(argument)
-        return SimpleNamespace(
-            set_device_memory=lambda *_: None, set_optimization_profile_async=lambda profile, stream: True
-        )
-
-    engine = SimpleNamespace(create_runtime_config=lambda: config, create_execution_context=create)
-    trt = SimpleNamespace(
-        ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="managed"),
-        DynamicShapesKernelSpecializationStrategy=SimpleNamespace(EAGER="eager"),
-    )
-    engines = Engines.__new__(Engines)
-    engines._library, engines._engines = Library("tensorrt-rtx", trt, None), {"decoder": engine}
-    for name in ("prefill", "decode"):
-        engines.context(SimpleNamespace(engine="decoder", name=name, profile=0), (256, 0), 1)
-    assert contexts == ["managed", config]
-    assert config.dynamic_shapes_kernel_specialization_strategy == "eager"
 
 
 def test_memory_knows_its_names_and_gives_back_in_reverse():

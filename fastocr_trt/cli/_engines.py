@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..backends import BACKENDS
+from ..cache_folder import cache_folder
 from ..errors import FastOCRError
 from ..manifest import MANIFEST_NAME
 from . import _common as common
@@ -21,8 +22,7 @@ LOCAL_DEMO = Path("engines/demo")
 
 def cached_demo() -> Path:
     """$XDG_CACHE_HOME/fastocr-trt/demo-VERSION: a new version of this package makes a new engine."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (raises where no home is)
-    return Path(cache) / "fastocr-trt" / f"demo-{__version__}"
+    return cache_folder() / f"demo-{__version__}"
 
 
 def _check_home() -> None:
