@@ -13,6 +13,9 @@ from fastocr_trt import metrics
 from fastocr_trt.export.masked_reading import Reading
 from fastocr_trt.metrics import Interval
 
+READABLE = 0.5
+"""Least character accuracy of dense reading at which pages count as read, and retention is told."""
+
 
 @dataclass
 class Read:
@@ -79,7 +82,9 @@ def row(read: Read, dense: Read, other: Read, truths: dict[str, list[str]], layo
 
 
 def retention(texts: Sequence[str], dense: Sequence[str], truths: Sequence[str]) -> str:
-    """With its interval; n/a where dense reading reads nothing."""
+    """With its interval; n/a where dense reading is not READABLE: a share of next to nothing says nothing."""
+    if metrics.character_accuracy(dense, truths) < READABLE:
+        return "n/a"
     kept = metrics.retention_interval(texts, dense, truths)
     if not all(map(math.isfinite, kept)):
         return "n/a"
@@ -105,7 +110,7 @@ def by_layout(reads: Sequence[Read], dense: Read, truths: dict[str, list[str]], 
     return rows
 
 
-def readable(dense: Read, truths: dict[str, list[str]], least: float = 0.5) -> list[str]:
-    """Layouts that the dense model reads: character accuracy of at least `least`. All of them where it reads none."""
-    found = [n for n in truths if metrics.character_accuracy(dense.texts([n]), truths[n]) >= least]
+def readable(dense: Read, truths: dict[str, list[str]]) -> list[str]:
+    """Layouts that the dense model reads. All of them where it reads none."""
+    found = [n for n in truths if metrics.character_accuracy(dense.texts([n]), truths[n]) >= READABLE]
     return found or list(truths)
