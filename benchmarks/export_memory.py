@@ -86,7 +86,6 @@ def main() -> None:
     report(
         args,
         f"export-memory-{args.dtype}",
-        "## Memory of an export",
         header(1, "torch"),
         markdown_table(columns, [row]),
     )
