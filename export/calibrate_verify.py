@@ -71,8 +71,8 @@ def dense_accuracy(dense: Sequence[Reading], texts: Sequence[str | None]) -> flo
     if accuracy == 0:
         raise FastOCRError(
             f"dense reading has a character accuracy of 0 on the {plural(len(pairs), 'page')} with a text: the "
-            "texts belong to other pages, or the model cannot read these; leave the texts out to compare with dense output "
-            "alone"
+            "texts belong to other pages, or the model cannot read these; leave the texts out to compare with dense "
+            "output alone"
         )
     return accuracy
 
