@@ -205,8 +205,8 @@ def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
 
 
 def test_a_small_reader_learns(tmp_path):
-    main(["train", str(tmp_path), "--steps", "40", "--sizes", "tiny", "--begin", "nothing", "--guided-layers", "1",
-          "--pages", "0.15", "--processes", "1", "--half-life", "1000", "--muon-rate", "0.02", "--stage", "1"])  # fmt: skip
+    options = "--sizes tiny --begin nothing --guided-layers 1 --pages 0.15 --processes 1 --stage 1 --steps 40"
+    main(["train", str(tmp_path), *options.split(), "--half-life", "1000", "--muon-rate", "0.02"])
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     read = [record["loss"] for record in records if record["kind"] == "read"]
     assert sum(read[-5:]) / 5 < 0.9 * sum(read[:3]) / 3
