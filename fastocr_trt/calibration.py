@@ -9,7 +9,8 @@ scored with the selection that the last focal layer made one step earlier, as de
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from .fixation import FixationPolicy
 
 Array = NDArray[np.float64]
 FLOOR = 1e-12  # mass below which a layer sees nothing of the page
-LEAST_GAIN = 5e-4  # recovered mass; what gains less over a cheaper choice owes it to the pages at hand
+LEAST_GAIN = 5e-4  # recovered mass; a smaller gain is owed to the pages at hand, and pays for no read or selection
 
 
 @dataclass(frozen=True)
@@ -193,18 +194,35 @@ def select(mass: Array, size: int) -> NDArray[np.bool_]:
     return chosen
 
 
+def sources(policy: FixationPolicy, num_layers: int) -> dict[int, tuple[int, bool]]:
+    """Of each gathered layer: the focal layer whose selection it reads, and whether that is of the same step."""
+    found, source = {}, (policy.focal_layers[-1], False)
+    for layer in range(num_layers):
+        kind = policy.kind(layer)
+        if kind == "focal":
+            source = (layer, True)
+        elif kind == "gathered":
+            found[layer] = source
+    return found
+
+
+def without_idle(policy: FixationPolicy, num_layers: int) -> FixationPolicy:
+    """The policy that reads and masks the same with the fewest selections.
+
+    A focal layer whose selection no layer reads becomes dense; where none is read, the last one stays focal.
+    """
+    read = {source for source, _ in sources(policy, num_layers).values()} or {policy.focal_layers[-1]}
+    idle = [layer for layer in policy.focal_layers if layer not in read]
+    return replace(policy, focal_layers=tuple(sorted(read)), dense_layers=(*policy.dense_layers, *idle))
+
+
 def recovered(record: RecoveredMass, policy: FixationPolicy) -> float:
     """Weighted share of mass that the policy's selections recover, 0 to 1; dense and focal layers lose nothing."""
     policy.check(record.num_layers)
     same, previous, weight = record.loss(record.same), record.loss(record.previous), record.weight()
-    lost, source = 0.0, None
-    for layer in range(record.num_layers):
-        kind = policy.kind(layer)
-        if kind == "focal":
-            source = layer
-        elif kind == "gathered":
-            loss = previous[policy.focal_layers[-1], layer] if source is None else same[source, layer]
-            lost += weight[layer] * loss
+    lost = 0.0
+    for layer, (source, at_once) in sources(policy, record.num_layers).items():
+        lost += weight[layer] * (same if at_once else previous)[source, layer]
     return 1.0 - lost
 
 
@@ -247,26 +265,43 @@ def choose(record: RecoveredMass, num_focal: int, dense_layers: tuple[int, ...] 
 
 def frontier(recorder: MassRecorder, most_focal: int = 5) -> list[Choice]:
     """The best choice of every kind: 1 to `most_focal` focal layers, layer 0 dense or not, each keep and grouping,
-    by rising reads and then falling recovered mass."""
-    choices = [
-        choose(record, count, dense)
-        for keep in recorder.keeps
-        for per_head in (True, False)
-        for record in [recorder.result(keep, per_head)]
-        for dense in ((), (0,))
-        for count in range(1, most_focal + 1)
-        if count <= recorder.num_layers - len(dense)
-    ]
-    return sorted(choices, key=lambda choice: (choice.reads, -choice.recovered))
+    by rising reads and then falling recovered mass.
+
+    A focal layer whose selection nothing reads is listed as dense, and what then is one policy is listed once.
+    """
+    found: dict[FixationPolicy, Choice] = {}
+    for keep in recorder.keeps:
+        for per_head in (True, False):
+            record = recorder.result(keep, per_head)
+            for dense in ((), (0,)):
+                for count in range(1, min(most_focal, recorder.num_layers - len(dense)) + 1):
+                    choice = choose(record, count, dense)
+                    policy = without_idle(choice.policy, recorder.num_layers)
+                    found.setdefault(policy, replace(choice, policy=policy))
+    return sorted(found.values(), key=lambda choice: (choice.reads, -choice.recovered))
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:
-    """Those of `frontier` that recover more than every cheaper one, by LEAST_GAIN at least; by rising reads."""
+    """Those of `frontier` that recover more than every cheaper one, by LEAST_GAIN at least; by rising reads.
+
+    Of equal reads there is one, taken from those within LEAST_GAIN of the best: the one with the fewest focal layers,
+    since a selection costs time that a dense layer does not take; then one whose layer 0 does not select, since its
+    query knows only the last token; then the one that recovers most.
+    """
     best: list[Choice] = []
-    for choice in sorted(choices, key=lambda choice: (choice.reads, -choice.recovered)):
+    for _, group in groupby(sorted(choices, key=lambda choice: choice.reads), key=lambda choice: choice.reads):
+        equal = list(group)
+        most = max(choice.recovered for choice in equal)
+        alike = [choice for choice in equal if choice.recovered > most - LEAST_GAIN]
+        choice = min(alike, key=_plainness)
         if not best or choice.recovered >= best[-1].recovered + LEAST_GAIN:
             best.append(choice)
     return best
+
+
+def _plainness(choice: Choice) -> tuple[int, bool, float]:
+    focal = choice.policy.focal_layers
+    return len(focal), 0 in focal, -choice.recovered
 
 
 def candidates(choices: Sequence[Choice], least_recovered: float, most: int) -> list[Choice]:

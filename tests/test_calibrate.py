@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="calibrating needs the extra `export
 
 import tiny_checkpoint  # noqa: E402
 
-from fastocr_trt.calibration import Choice, MassRecorder  # noqa: E402
+from fastocr_trt.calibration import Choice, MassRecorder, without_idle  # noqa: E402
 from fastocr_trt.demo.pages import generate_page  # noqa: E402
 from fastocr_trt.errors import FastOCRError  # noqa: E402
 from fastocr_trt.export import calibrate as module  # noqa: E402
@@ -17,6 +17,7 @@ from fastocr_trt.export.calibrate_pages import GeneratedPages  # noqa: E402
 from fastocr_trt.export.calibrate_record import DenseRecording, read_dense  # noqa: E402
 from fastocr_trt.export.calibrate_store import CalibrationStore  # noqa: E402
 from fastocr_trt.export.calibrate_verify import FEWEST_PAGES, dense_accuracy, pick, verify  # noqa: E402
+from fastocr_trt.export.fixation_method import Fixation  # noqa: E402
 from fastocr_trt.export.masked_reading import Dense, MaskedReader, Reading  # noqa: E402
 from fastocr_trt.export.source import find_checkpoint  # noqa: E402
 from fastocr_trt.export.transformers_reader import TransformersReader  # noqa: E402
@@ -173,6 +174,30 @@ def test_the_record_says_what_was_measured(demo, tmp_path):
         assert entry["mean_visual_reads"] == pytest.approx(policy.mean_visual_reads(64, layers))
         assert entry["recovered_mass"] >= options.least_recovered
     assert record["environment"]["dtype"] == "fp32" and record["model"]["files"]
+
+
+class Watched(Fixation):
+    """Keeps the masks of every step and layer."""
+
+    def __init__(self, policy: FixationPolicy) -> None:
+        super().__init__(policy)
+        self.masks: list[torch.Tensor | None] = []
+
+    def columns(self, layer, view):
+        self.masks.append(super().columns(layer, view))
+        return self.masks[-1]
+
+
+@pytest.mark.parametrize("policy", [FixationPolicy((0, 1, 3), ()), FixationPolicy((1, 2), ())])
+def test_without_idle_selections_the_masks_are_the_same(tiny, images, policy):
+    lean = without_idle(policy, tiny.reader.num_layers)
+    assert len(lean.focal_layers) < len(policy.focal_layers)
+    methods = [Watched(policy), Watched(lean)]
+    full, same = (tiny.reader.read(images[:2], PROMPT, method, 6) for method in methods)
+    assert same == full and full[0].mean_visual_reads < 1
+    assert len(methods[0].masks) == 5 * tiny.reader.num_layers
+    for a, b in zip(*(method.masks for method in methods), strict=True):
+        assert (a is None) == (b is None) and (a is None or torch.equal(a, b))
 
 
 def test_pages_on_which_too_little_is_written_are_refused(tiny, tmp_path):

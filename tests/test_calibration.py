@@ -1,6 +1,6 @@
 """The choice of focal layers: sums against plain loops, the dynamic program against every combination."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ from fastocr_trt.calibration import (
     pareto,
     recovered,
     select,
+    sources,
+    without_idle,
 )
 from fastocr_trt.errors import FastOCRError
 from fastocr_trt.fixation import FixationPolicy
@@ -91,18 +93,45 @@ def test_layers_before_the_first_focal_layer_use_the_last_ones_former_selection(
     assert recovered(result, FixationPolicy((0, 1, 2, 3, 4, 5), ())) == pytest.approx(1)
 
 
-def test_more_focal_layers_never_recover_less_and_the_frontier_says_what_they_read():
-    choices = frontier(record(keeps=(0.1, 0.5)), most_focal=4)
-    assert len(choices) == 2 * 2 * 2 * 4
+@pytest.mark.parametrize(
+    ("focal", "dense", "busy"),
+    [
+        ((0, 2, 5), (), (0, 2)),  # layer 1 reads what 0 selects, so that nothing reads what 5 selects
+        ((2, 5), (0,), (2, 5)),  # layer 1 reads what 5 selected a step earlier
+        ((0, 1, 2, 5), (), (2,)),  # no layer lies between 0, 1 and 2, and none comes after 5 or before 0
+        ((1, 2, 5), (0,), (2,)),
+        ((1, 2), (), (2,)),  # layer 0 reads what 2 selected, as 3 to 5 do
+        ((0, 1, 2, 3, 4, 5), (), (5,)),  # no layer reads a selection, but a policy must have a focal layer
+    ],
+)
+def test_a_selection_that_nothing_reads_is_left_out(focal, dense, busy):
+    policy = FixationPolicy(focal, dense)
+    same = without_idle(policy, 6)
+    assert same.focal_layers == busy
+    assert sources(same, 6) == sources(policy, 6)
+    assert same.mean_visual_reads(100, 6) == policy.mean_visual_reads(100, 6)
+    result = record().result(0.1, True)
+    assert recovered(result, same) == pytest.approx(recovered(result, policy))
+
+
+def test_the_frontier_is_the_best_of_every_number_of_whole_layers_each_listed_once():
+    recorder = record(keeps=(0.1, 0.5))
+    choices = frontier(recorder, most_focal=4)
     assert [c.reads for c in choices] == sorted(c.reads for c in choices)
+    assert len({c.policy for c in choices}) == len(choices)
     by_kind: dict = {}
     for choice in choices:
         policy = choice.policy
-        by_kind.setdefault((policy.keep, policy.per_kv_head, policy.dense_layers), []).append(choice)
+        assert without_idle(policy, 6) == policy
         assert choice.reads == pytest.approx(policy.mean_visual_reads(40, 6))
+        assert choice.recovered == pytest.approx(recovered(recorder.result(policy.keep, policy.per_kv_head), policy))
+        whole = len(policy.focal_layers) + len(policy.dense_layers)
+        kind = by_kind.setdefault((policy.keep, policy.per_kv_head), {})
+        kind[whole] = max(kind.get(whole, 0), choice.recovered)
+    assert len(by_kind) == 4
     for kind in by_kind.values():
-        by_count = sorted(kind, key=lambda c: len(c.policy.focal_layers))
-        assert all(b.recovered >= a.recovered - 1e-12 for a, b in pairwise(by_count))
+        assert sorted(kind) == [1, 2, 3, 4, 5]
+        assert all(kind[count + 1] >= kind[count] - 1e-12 for count in range(1, 5))
 
 
 def test_ties_go_to_the_lower_row_and_a_selection_may_be_empty():
@@ -149,6 +178,21 @@ def test_the_front_leaves_out_what_costs_more_for_nothing():
     assert candidates(choices, 0.75, 4) == [fair, dear]
     assert candidates(choices, 0.75, 1) == [fair]
     assert candidates(choices, 0.99, 4) == [dear]
+
+
+def test_of_equal_reads_the_one_with_fewer_focal_layers_is_taken_where_it_recovers_as_much():
+    def made(focal, dense, recovered_mass, reads=0.5):
+        return Choice(FixationPolicy(focal, dense), recovered_mass, reads)
+
+    many, few = made((1, 2, 4), (), 0.99), made((2, 5), (0,), 0.99 - LEAST_GAIN / 2)
+    layer_0 = made((0, 2), (5,), 0.99 - LEAST_GAIN / 4)
+    far, shared = made((5,), (0, 2), 0.99 - 2 * LEAST_GAIN), made((2, 5), (0,), 0.99 - LEAST_GAIN / 3)
+    dear = made((2, 4, 5), (0,), 0.99 + 3 * LEAST_GAIN, reads=0.7)
+    assert pareto([many, few, far, dear]) == [few, dear]
+    assert pareto([many, layer_0, few]) == [few]
+    assert pareto([many, few, shared]) == [shared]
+    assert pareto([many, far]) == [many]
+    assert candidates([many, few, dear], 0.9, 1) == [few]
 
 
 def test_what_cannot_be_calibrated_on_is_told():
