@@ -3,9 +3,9 @@
 Pages are those of `fastocr_trt.demo.pages.SEEDS["benchmarks"]`, the same for all. "Visual reads" is the share of the
 page's visual rows that a decode step reads, mean over layers, steps and pages, as it was measured. Each method's keep
 is solved so that it reads what FastOCR reads at its policy's keep. Two rows read more, as they say: FastOCR with a
-dense prefix, and the two-pass oracle, whose first pass is dense. H2O reads less: each token
-displaces a row, and its readings run longer than the dense ones that its cache is sized for. All text is visible to all methods, prefill is dense,
-decoding greedy. Intervals are 95% bootstrap intervals over pages, paired for retention and differences.
+dense prefix, and the two-pass oracle, whose first pass is dense. H2O reads less: each token displaces a row, and its
+readings run longer than the dense ones that its cache is sized for. All text is visible to all methods, prefill is
+dense, decoding greedy. Intervals are 95% bootstrap intervals over pages, paired for retention and differences.
 """
 
 from __future__ import annotations

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from .. import __version__
-from ..atomic import whole_file
-from ..calibration import Choice, MassRecorder, RecoveredMass, candidates, frontier, pareto
+from ..calibration import MassRecorder, candidates, frontier
 from ..counts import plural
 from ..errors import FastOCRError
 from .calibrate_pages import CalibrationPage, Pages
 from .calibrate_record import read_dense
+from .calibrate_result import Calibration, Loaded, Options, tell_cut
 from .calibrate_store import CalibrationStore
-from .calibrate_verify import FEWEST_PAGES, Verification, dense_accuracy, pick, verify
+from .calibrate_verify import dense_accuracy, pick, verify
 from .checkpoint import Checkpoint
 from .engine_directory import DEMO_PROMPT, describe_model, read_config
 from .fixation_method import Fixation
@@ -49,90 +46,6 @@ class Progress(Protocol):
 
     def advance(self, pages: int) -> None:
         """So many more pages are done, in this run or in one before."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """keeps: sizes of fixations to try, as shares of the page; batch: pages read together; target: share of dense
-    accuracy that the policy must keep; least_recovered, candidates: see `fastocr_trt.calibration.candidates`."""
-
-    prompt: str
-    keeps: tuple[float, ...] = (0.05,)
-    max_new_tokens: int = 512
-    batch: int = 8
-    target: float = 0.99
-    least_recovered: float = 0.9
-    candidates: int = 4
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A checkpoint ready to be calibrated. model: as the manifest describes it, with hashes of its files."""
-
-    reader: MaskedReader
-    model: dict[str, Any]
-    prompt: str
-    environment: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """All that was found. masses: RecoveredMass of each keep, selections per KV head; dense_accuracy: against the
-    texts, None without; verified: by rising reads; chosen keeps the target or, where `kept` is False, comes closest."""
-
-    loaded: Loaded
-    options: Options
-    pages: dict[str, Any]
-    dense_accuracy: float | None
-    masses: dict[float, RecoveredMass]
-    choices: list[Choice]
-    verified: list[Verification]
-    chosen: Verification
-    kept: bool
-
-    def _status(self) -> str:
-        """Few pages are no calibration, however well they were read."""
-        if not self.kept:
-            return "calibrated, below its target"
-        return "calibrated" if self.chosen.judged_pages >= FEWEST_PAGES else "calibrated on few pages"
-
-    def to_dict(self) -> dict[str, Any]:
-        """policy.json: the policy, and under `calibration` the record that the manifest takes over."""
-        first = next(iter(self.masses.values()))
-        front = pareto(self.choices)
-        return {
-            "policy": self.chosen.choice.policy.to_dict(),
-            "calibration": {
-                "status": self._status(),
-                "target": self.options.target,
-                "judged_by": "retention" if self.chosen.retention else "accuracy_against_dense",
-                "judged_on": "lower bound" if self.chosen.judged_pages >= FEWEST_PAGES else "value",
-                "model": self.loaded.model,
-                "prompt": self.options.prompt,
-                "max_new_tokens": self.options.max_new_tokens,
-                "pages": self.pages,
-                "dense_accuracy": self.dense_accuracy,
-                "steps": first.steps,
-                "visual_tokens": first.visual_tokens,
-                "layers": {
-                    "visual_mass": first.visual.tolist(),
-                    "importance": first.importance.tolist(),
-                    "overlap": {str(keep): mass.overlap.tolist() for keep, mass in self.masses.items()},
-                    "own_mass": {str(keep): mass.own.tolist() for keep, mass in self.masses.items()},
-                },
-                "frontier": [
-                    {
-                        "policy": choice.policy.to_dict(),
-                        "mean_visual_reads": choice.reads,
-                        "recovered_mass": choice.recovered,
-                        "best_for_its_reads": choice in front,
-                    }
-                    for choice in self.choices
-                ],
-                "verified": [verification.to_dict() for verification in self.verified],
-                "environment": self.loaded.environment,
-            },
-        }
 
 
 def load(model: str, dtype: str, device: str, threads: int | None, prompt: str | None) -> Loaded:
@@ -182,6 +95,12 @@ def calibrate(
         "keep": options.keeps,
         "dtype": loaded.environment["dtype"],
     }
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        warn(text)
+
     record = CalibrationStore(store, head, fresh)
     found = _record(loaded, pages, options, record, progress)
     if not found:
@@ -189,7 +108,8 @@ def calibrate(
     dense = [record.dense(page.digest) for page in found]
     texts = [page.text for page in found]
     accuracy = dense_accuracy(dense, texts)
-    _warn_of_readings(dense, accuracy, options, warn)
+    cut = sum(reading.finish_reason == "length" for reading in dense)
+    _warn_of_readings(dense, cut, accuracy, options, tell)
     total = MassRecorder(loaded.reader.num_layers, options.keeps, MIN_TOKENS)
     for page in found:
         part = MassRecorder(loaded.reader.num_layers, options.keeps, MIN_TOKENS)
@@ -199,7 +119,7 @@ def calibrate(
     verified = []
     tried = candidates(choices, options.least_recovered, options.candidates)
     if tried[0].recovered < options.least_recovered:
-        warn(
+        tell(
             f"no choice of focal layers recovers {options.least_recovered:.0%} of the selected mass; only the best, "
             f"with {tried[0].recovered:.1%}, is read with: a larger --keep would recover more"
         )
@@ -212,17 +132,12 @@ def calibrate(
         **pages.about,
         "count": len(found),
         "with_text": sum(text is not None for text in texts),
+        "left_out": pages.left_out,
+        "cut": cut,
         "digests": [page.digest for page in found],
     }
     masses = {keep: total.result(keep, True) for keep in options.keeps}
-    return Calibration(loaded, options, about, accuracy, masses, choices, verified, chosen, kept)
-
-
-def write_policy(path: Path, calibration: Calibration) -> None:
-    """Write policy.json, whole."""
-    data = json.dumps(_finite(calibration.to_dict()), indent=2, allow_nan=False) + "\n"
-    with whole_file(path) as part:
-        part.write_text(data, encoding="utf-8")
+    return Calibration(loaded, options, about, accuracy, masses, choices, verified, chosen, kept, tuple(told))
 
 
 def _record(loaded, pages: Pages, options: Options, record: CalibrationStore, progress: Progress):
@@ -312,9 +227,8 @@ def _memory(batch: int) -> Iterator[None]:
 
 
 def _warn_of_readings(
-    dense: Sequence[Reading], accuracy: float | None, options: Options, warn: Callable[[str], None]
+    dense: Sequence[Reading], cut: int, accuracy: float | None, options: Options, warn: Callable[[str], None]
 ) -> None:
-    cut = sum(reading.finish_reason == "length" for reading in dense)
     if accuracy is not None and accuracy < POOR_ACCURACY:
         belong = "give pages that the model can read, or see whether the texts belong to them"
         warn(
@@ -323,18 +237,11 @@ def _warn_of_readings(
         )
     if cut:
         warn(
-            f"dense reading of {cut} of {plural(len(dense), 'page')} was cut after "
-            f"{plural(options.max_new_tokens, 'token')}: what comes later is not measured; raise --max-new-tokens"
+            f"{tell_cut(cut, len(dense), options.max_new_tokens)}: what comes later is not measured; "
+            "raise --max-new-tokens"
         )
     short = sum(len(reading.token_ids) < 2 for reading in dense)
     if short:
-        warn(f"{short} of {plural(len(dense), 'page')} gave less than two tokens and say nothing about attention")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: a retention over a page of which dense read nothing becomes null."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        warn(
+            f"{short} of {plural(len(dense), 'page')} gave fewer than two tokens, too few to say anything of attention"
+        )

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from PIL import Image
 
 from ..demo.pages import SEEDS, generate_page
 from ..errors import FastOCRError
-from ..runtime.documents import count_pages, iter_pages, list_files
+from ..runtime.documents import Page, count_pages, iter_pages, list_files
 
 MAX_ASPECT_RATIO = 200  # longer strips are refused by the checkpoint's image processor
 
@@ -31,6 +31,8 @@ class Pages(Protocol):
 
     about: dict
     """What goes into the policy's record: where the pages come from."""
+    left_out: int
+    """Pages that could not be read, of those that were gone through so far."""
 
     def __len__(self) -> int: ...
 
@@ -44,6 +46,7 @@ class GeneratedPages:
     count: int = 24
     layouts: Sequence[str] = ("mono",)
     visual_tokens: int = 768
+    left_out: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.count > len(SEEDS["calibration"]):
@@ -93,8 +96,13 @@ class FolderPages:
         self._texts = folder if texts is None else texts
         self._warn = warn
         self._told: set[str] = set()
+        self._left_out: set[tuple[Path, int]] = set()  # file and page: the pages are gone through several times
         if texts is not None:
             self._check_texts()
+
+    @property
+    def left_out(self) -> int:
+        return len(self._left_out)
 
     @property
     def about(self) -> dict:
@@ -108,11 +116,11 @@ class FolderPages:
             for note in page.notes:
                 self._tell(note)
             if page.error is not None:
-                self._tell(f"{page.error}; the page is left out")
+                self._leave_out(page, page.error)
                 continue
             width, height = page.image.size
             if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-                self._tell(f"{page.name}: {width} x {height} pixels is too long a strip; the page is left out")
+                self._leave_out(page, f"{page.name}: {width} x {height} pixels is too long a strip")
                 continue
             text = self._text(page.source, page.index, page.count)
             yield CalibrationPage(page.name, digest(page.image), text, page.image)
@@ -136,6 +144,10 @@ class FolderPages:
                 f"no text in {self._texts} belongs to a page: name them like the pages, "
                 f"{_text_name(self._files[0], 1, 1)} for {self._files[0].name}"
             )
+
+    def _leave_out(self, page: Page, why: object) -> None:
+        self._left_out.add((page.source, page.index))
+        self._tell(f"{why}; the page is left out")
 
     def _tell(self, text: str) -> None:
         if text not in self._told:

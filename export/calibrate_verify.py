@@ -15,7 +15,8 @@ from ..metrics import Interval
 from .masked_reading import Reading
 
 FEWEST_PAGES = 10
-"""Below this many pages the value itself is held against the target: a bootstrap over so few says little."""
+"""Below this many pages the value itself is held against the target, and no interval is told: a bootstrap over so few
+says little."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,32 @@ class Verification:
     def judged_pages(self) -> int:
         return self.pages if self.retention is None else self.texts
 
+    @property
+    def by_bound(self) -> bool:
+        """Whether the interval's lower bound is held against the target; the value itself where pages are few."""
+        return self.judged_pages >= FEWEST_PAGES
+
     def keeps(self, target: float) -> bool:
-        """Whether the lower bound of the interval, or the value where pages are few, reaches `target`."""
-        return (self.judged.low if self.judged_pages >= FEWEST_PAGES else self.judged.value) >= target
+        """Whether what is judged by reaches `target`."""
+        return (self.judged.low if self.by_bound else self.judged.value) >= target
+
+    def tell_judged(self, to: str = " to ") -> str:
+        """For people, as the two below; `to` lies between the bounds."""
+        return _tell(self.judged, self.judged_pages, to)
+
+    def tell_against_dense(self, to: str = " to ") -> str:
+        return _tell(self.against_dense, self.pages, to)
+
+    def tell_retention(self, to: str = " to ") -> str:
+        return "no texts" if self.retention is None else _tell(self.retention, self.texts, to)
 
     def to_dict(self) -> dict:
         return {
             "policy": self.choice.policy.to_dict(),
             "recovered_mass": self.choice.recovered,
             "mean_visual_reads": self.reads,
-            "accuracy_against_dense": self.against_dense._asdict(),
-            "retention": self.retention and self.retention._asdict(),
+            "accuracy_against_dense": _record(self.against_dense, self.pages),
+            "retention": self.retention and _record(self.retention, self.texts),
             "equal_pages": self.equal_pages,
         }
 
@@ -105,3 +121,15 @@ def pick(verified: Sequence[Verification], target: float) -> tuple[Verification,
         if verification.keeps(target):
             return verification, True
     return max(cheapest_first, key=lambda v: v.judged.value), False
+
+
+def _tell(interval: Interval, pages: int, to: str) -> str:
+    """The value, with its bounds where there are pages enough."""
+    if pages < FEWEST_PAGES:
+        return f"{interval.value:.1%}"
+    return f"{interval.value:.1%} ({interval.low:.1%}{to}{interval.high:.1%})"
+
+
+def _record(interval: Interval, pages: int) -> dict[str, float | None]:
+    """For JSON: bounds over few pages are null."""
+    return interval._asdict() if pages >= FEWEST_PAGES else {"value": interval.value, "low": None, "high": None}

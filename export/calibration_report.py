@@ -10,16 +10,18 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
 from ..atomic import whole_file
-from ..calibration import Choice, pareto
+from ..calibration import Array, Choice, pareto, sources
 from ..counts import plural
 from ..fixation import FixationPolicy
-from ..metrics import Interval
-from .calibrate import Calibration
+from .calibrate_result import Calibration
 
-BLUE, ORANGE, GREY = "#2463a6", "#d9730d", "#9aa3ad"
+BLUE, GREY, INK = "#2463a6", "#9aa3ad", "#1c2530"
+ORANGE = "#d9730d"  # the choice, in every plot
 STYLE = {
     "svg.fonttype": "none",  # text stays text: to search, to copy
     "font.family": "sans-serif",
@@ -32,11 +34,12 @@ STYLE = {
 }
 CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2530; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-figure { margin: 1.5rem 0; overflow-x: auto } figcaption { color: #55606c; font-size: .9rem; max-width: 46rem }
+figure { margin: 1.5rem 0; overflow-x: auto } figcaption, .note { color: #55606c; font-size: .9rem; max-width: 46rem }
 svg { max-width: 100%; height: auto } h2 { margin-top: 2.5rem; font-size: 1.2rem }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .8rem .25rem 0; border-bottom: 1px solid #e4e7eb; text-align: left; white-space: nowrap }
-tr.chosen { font-weight: 600 } .verdict { font-size: 1.1rem }
+th, td { padding: .25rem .6rem .25rem 0; border-bottom: 1px solid #e4e7eb; text-align: left; white-space: nowrap }
+tr.chosen { font-weight: 600 } .verdict { font-size: 1.1rem } .wide { overflow-x: auto }
+.conditions td { white-space: normal; overflow-wrap: anywhere } .conditions th { font-weight: 400; color: #55606c }
 """
 
 
@@ -65,26 +68,30 @@ def _report(calibration: Calibration) -> str:
         (
             "How much of a fixation stays from one step to the next",
             _overlap(calibration),
-            "Share of a layer's selection that it had selected one step earlier too. Layers before the first focal "
-            "layer live on the step before.",
+            "Share of a layer's selection that it had selected one step earlier too. Gathered layers before the first "
+            "focal layer live on the step before.",
         ),
         (
             "What one layer's selection recovers of another's attention",
             _recovered(calibration),
             "Row: the layer that selects; column: the layer that reads the selection; 100% is as much attention as the "
-            "reading layer's own selection holds. Good focal layers have a bright row.",
+            "reading layer's own selection holds. The choice rests on the outlined cells: each gathered layer with the "
+            f"focal layer whose selection it reads{_carried(calibration)}. They need not all be bright: a layer counts "
+            "by its importance times its attention on the page, and one that hardly looks there loses nothing.",
         ),
         (
             "The frontier",
             _frontier(calibration),
             "Each dot is the best set of focal layers of its kind: 1 to 5 of them, layer 0 dense or not, one fixation "
-            "per KV head or a shared one. The numbered rings are the candidates above.",
+            "per KV head or a shared one. The numbered rings are the candidates above, the orange one is the choice; "
+            "the line joins the best for their reads.",
         ),
         (
             "Accuracy of the candidates",
             _accuracy(calibration),
-            f"{'Retention of dense accuracy' if calibration.chosen.retention else 'Accuracy against dense output'}, "
-            "with 95% bootstrap intervals over pages, by number; the dashed line is the target, orange the choice.",
+            f"{'Retention of dense accuracy' if calibration.chosen.retention else 'Accuracy against dense output'}"
+            f"{', with 95% bootstrap intervals over pages' if calibration.chosen.by_bound else ''}, by number; the "
+            "dashed line is the target, orange the choice.",
         ),
     ]
     body = "\n".join(
@@ -101,30 +108,30 @@ def _report(calibration: Calibration) -> str:
 
 
 def _mass(calibration: Calibration) -> Figure:
-    figure, axes = _axes(calibration)
-    masses = calibration.masses
-    width = 0.8 / (1 + len(masses))
-    layers = range(len(next(iter(masses.values())).visual))
-    first = next(iter(masses.values()))
-    axes.bar([i - 0.4 + width / 2 for i in layers], first.visual, width, color=GREY, label="whole page")
-    for number, (keep, mass) in enumerate(masses.items(), 1):
-        places = [i - 0.4 + width * (number + 0.5) for i in layers]
-        axes.bar(places, mass.own, width, color=_shade(number, len(masses)), label=f"own selection, keep {keep:.3g}")
-    _layer_axis(axes, calibration)
-    axes.set_ylabel("share of attention")
-    _legend_above(axes)
-    return figure
+    first, *_ = calibration.masses.values()
+    own = {f"own selection, keep {keep:.3g}": mass.own for keep, mass in calibration.masses.items()}
+    return _bars(calibration, {"whole page": first.visual} | own, "share of attention", greys=1)
 
 
 def _overlap(calibration: Calibration) -> Figure:
+    overlaps = {f"keep {keep:.3g}": mass.overlap for keep, mass in calibration.masses.items()}
+    figure = _bars(calibration, overlaps, "overlap with the step before")
+    figure.axes[0].set_ylim(0, 1.02)
+    return figure
+
+
+def _bars(calibration: Calibration, values: dict[str, Array], label: str, greys: int = 0) -> Figure:
+    """Bars side by side for each layer, one of each of `values` ([L], 0 to 1), by name; the first `greys` are grey."""
     figure, axes = _axes(calibration)
-    for number, (keep, mass) in enumerate(calibration.masses.items(), 1):
-        colour = _shade(number, len(calibration.masses))
-        axes.plot(mass.overlap, marker="o", color=colour, label=f"keep {keep:.3g}")
+    width = 0.8 / max(2, len(values))
+    left = -width * (len(values) - 1) / 2
+    for number, (name, heights) in enumerate(values.items()):
+        places = [layer + left + width * number for layer in range(len(heights))]
+        colour = GREY if number < greys else _shade(number - greys + 1, len(values) - greys)
+        axes.bar(places, heights, width, color=colour, label=name)
     _layer_axis(axes, calibration)
-    axes.set_ylim(0, 1.02)
-    axes.set_ylabel("overlap with the step before")
-    _legend_above(axes)
+    axes.set_ylabel(label)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     return figure
 
 
@@ -142,20 +149,40 @@ def _recovered(calibration: Calibration) -> Figure:
     labels = _layer_labels(policy, mass.num_layers)
     axes.set_yticks(range(mass.num_layers), labels)
     axes.set_xticks(range(mass.num_layers), [str(i) for i in range(mass.num_layers)])
+    for layer, (source, at_once) in sources(policy, mass.num_layers).items():
+        place = (layer - 0.44, source - 0.44)
+        style = {"fill": False, "linewidth": 2, "linestyle": "-" if at_once else ":"}
+        around = [withStroke(linewidth=4, foreground="white")]  # to stand out from dark and bright cells
+        axes.add_patch(Rectangle(place, 0.88, 0.88, edgecolor=ORANGE, path_effects=around, **style))
     return figure
+
+
+def _carried(calibration: Calibration) -> str:
+    """What the caption says of layers that read a selection of the step before."""
+    policy = calibration.chosen.choice.policy
+    layers = next(iter(calibration.masses.values())).num_layers
+    carried = any(not at_once for _, at_once in sources(policy, layers).values())
+    return (
+        " (dotted where that is the selection of the step before, while the cell shows the same step)"
+        if carried
+        else ""
+    )
 
 
 def _frontier(calibration: Calibration) -> Figure:
     figure, axes = _axes(calibration)
-    for per_head, marker in ((True, "o"), (False, "s")):
+    for per_head in (True, False):
         some = [c for c in calibration.choices if c.policy.per_kv_head is per_head]
-        label = "per KV head" if per_head else "shared by KV heads"
-        axes.scatter(*_places(some), marker=marker, color=BLUE if per_head else ORANGE, alpha=0.6, label=label)
-    front = pareto(calibration.choices)
-    axes.plot(*_places(front), color=GREY, zorder=0)
-    tried = [v.choice for v in calibration.verified]
-    axes.scatter(*_places(tried), s=160, facecolors="none", edgecolors="#1c2530", label="read with")
-    for number, choice in enumerate(tried, 1):
+        if per_head:  # a dot within a square where both lie in one place
+            axes.scatter(*_places(some), s=22, color=BLUE, label="per KV head")
+        else:
+            axes.scatter(*_places(some), s=70, marker="s", facecolors="none", edgecolors=BLUE, label="shared")
+    axes.plot(*_places(pareto(calibration.choices)), color=GREY, zorder=0)
+    for number, verification in enumerate(calibration.verified, 1):
+        choice, chosen = verification.choice, verification is calibration.chosen
+        colour = ORANGE if chosen else INK
+        label = "the choice" if chosen else None
+        axes.scatter(*_places([choice]), s=230, facecolors="none", edgecolors=colour, lw=2, label=label)
         _number(axes, number, (choice.reads, choice.recovered))
     _percent(axes, "mean visual reads", "attention recovered")
     axes.legend(frameon=False, loc="lower right")
@@ -168,6 +195,7 @@ def _accuracy(calibration: Calibration) -> Figure:
     for number, verification in enumerate(calibration.verified, 1):
         judged, colour = verification.judged, ORANGE if verification is calibration.chosen else BLUE
         around = [[max(0.0, judged.value - judged.low)], [max(0.0, judged.high - judged.value)]]
+        around = around if verification.by_bound else None
         axes.errorbar(verification.reads, judged.value, around, fmt="o", color=colour, capsize=4)
         _number(axes, number, (verification.reads, judged.value))
     _percent(axes, "mean visual reads", "retention" if calibration.chosen.retention else "accuracy against dense")
@@ -176,17 +204,13 @@ def _accuracy(calibration: Calibration) -> Figure:
 
 def _number(axes: Axes, number: int, place: tuple[float, float]) -> None:
     """The candidate's number in the table, beside its dot."""
-    axes.annotate(str(number), place, textcoords="offset points", xytext=(9, 7), fontweight="bold")
+    axes.annotate(str(number), place, textcoords="offset points", xytext=(10, 8), fontweight="bold")
 
 
 def _axes(calibration: Calibration) -> tuple[Figure, Axes]:
     layers = len(next(iter(calibration.masses.values())).visual)
     figure = Figure((max(7.5, min(14.0, 0.42 * layers)), 3.8), layout="constrained")
     return figure, figure.add_subplot()
-
-
-def _legend_above(axes: Axes) -> None:
-    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
 
 
 def _layer_axis(axes: Axes, calibration: Calibration) -> None:
@@ -234,17 +258,21 @@ def _svg(figure: Figure, title: str) -> str:
 
 def _verdict(calibration: Calibration) -> str:
     policy, chosen = calibration.chosen.choice.policy, calibration.chosen
-    said = "keeps" if calibration.kept else "does not keep"
+    warnings = "".join(f"<li>{escape(text)}</li>" for text in calibration.warnings)
     return (
         f'<p class="verdict">Focal layers <b>{_layers(policy.focal_layers)}</b>, dense layers '
         f"<b>{_layers(policy.dense_layers)}</b>, {policy.keep:.1%} of the page elsewhere: a step reads "
-        f"{chosen.reads:.1%} of the page. That {said} the target of {calibration.options.target:.1%} "
-        f"({_interval(chosen.judged)} on {plural(chosen.judged_pages, 'page')}).</p>"
+        f'{chosen.reads:.1%} of the page.</p>\n<p class="verdict">{escape(_sentence(calibration.tell()))}</p>'
+        + (f"\n<p>Warnings:</p><ul>{warnings}</ul>" if warnings else "")
     )
 
 
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _table(calibration: Calibration) -> str:
-    head = ("", "focal", "dense", "fixation", "keep", "reads", "recovered", "against dense", "retention", "pages equal")
+    head = ("", "focal", "dense", "fixation", "keep", "reads", "recovered", "against dense", "retention", "equal")
     rows = []
     for number, v in enumerate(calibration.verified, 1):
         policy = v.choice.policy
@@ -256,13 +284,14 @@ def _table(calibration: Calibration) -> str:
             f"{policy.keep:.3g}",
             f"{v.reads:.1%}",
             f"{v.choice.recovered:.2%}",
-            _interval(v.against_dense),
-            _interval(v.retention) if v.retention else "no texts",
+            v.tell_against_dense(),
+            v.tell_retention(),
             f"{v.equal_pages} of {v.pages}",
         ]
         mark = ' class="chosen"' if v is calibration.chosen else ""
         rows.append(f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{''.join(rows)}</table>"
+    names = "".join(f"<th>{name}</th>" for name in head)
+    return f'<div class="wide"><table><tr>{names}</tr>{"".join(rows)}</table></div>\n<p class="note">Bold is the choice.</p>'
 
 
 def _conditions(calibration: Calibration) -> str:
@@ -277,8 +306,4 @@ def _conditions(calibration: Calibration) -> str:
         **{name.replace("_", " "): str(value) for name, value in calibration.loaded.environment.items()},
     }
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
-    return f"<table>{rows}</table>"
-
-
-def _interval(interval: Interval) -> str:
-    return f"{interval.value:.1%} ({interval.low:.1%} to {interval.high:.1%})"
+    return f'<table class="conditions">{rows}</table>'

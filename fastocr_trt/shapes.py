@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .errors import FastOCRError
+from .manifest import DecoderShape
 
 ITEM_SIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 QUANTISED_BITS = {"int4": 4, "int8": 8}
@@ -35,6 +36,18 @@ class ModelShape:
     def cut(self, num_layers: int) -> ModelShape:
         """With at most so many decoder layers and vision blocks."""
         return replace(self, num_layers=num_layers, vision_depth=min(num_layers, self.vision_depth))
+
+    @property
+    def decoder(self) -> DecoderShape:
+        """As the manifest of an engine of this shape has it."""
+        return DecoderShape(
+            num_layers=self.num_layers,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.hidden_size // self.num_attention_heads,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+        )
 
     def parameters(self) -> tuple[int, int]:
         """(those that --weights quantises, all others): products of the decoder; embeddings and the vision tower."""

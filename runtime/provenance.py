@@ -1,8 +1,9 @@
 """From what the model looked at to where on the page a word stands.
 
-A word's tokens look, one after the other, at the visual tokens that hold it. So a word's box is as high as the row of
-visual tokens that they look at most, and as wide as a straight line through the places of its tokens says. Heads differ
-in how much they tell: each is weighed by how far its heaviest place rises above what it looks at all the time.
+A word's tokens look, one after the other, at the visual tokens that hold it. So a word's box lies in the row of visual
+tokens that they look at most, at the height of the ink there, and is as wide as a straight line through the places of
+its tokens says. Heads differ in how much they tell: each is weighed by how far its heaviest place rises above what it
+looks at all the time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .ink import line_band
 from .trace import Trace, TracedImage
 
 DOUBTFUL_BELOW = 0.5
@@ -28,7 +30,7 @@ class ReadWord:
 
     image: number of the page's image, from 0. box: (left, top, right, bottom) in pixels of that image as it was given,
     None where the model looked at nothing. confidence: share of its tokens' attention, in the heads that read, that
-    lies in the box. doubtful: that share is small. probability: the model's own, the mean (geometric) of its tokens'.
+    lies on the visual tokens that the box was found in. doubtful: that share is small. probability: the model's own, the mean (geometric) of its tokens'.
     """
 
     text: str
@@ -61,6 +63,7 @@ def read_words(trace: Trace) -> list[ReadWord]:
 class Gaze:
     """Where each token looked. weights [F,KV]: how much each head counts, all together 1.
 
+    grey: the images as the model saw them, [height,width] uint8.
     image [T]: the image of the heaviest visual token; row [T], column [T] float64: its place there, column as the
     centre of mass with its two neighbours. pitch: visual tokens that one character moves the gaze to the right.
     """
@@ -68,6 +71,7 @@ class Gaze:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.weights = head_weights(trace)
+        self.grey = [np.asarray(picture.convert("L")) for picture in trace.pictures]
         tokens = len(trace.token_ids)
         self.image = np.zeros(tokens, np.int64)
         self.row, self.column = np.zeros(tokens, np.int64), np.zeros(tokens)
@@ -149,7 +153,8 @@ def _locate(gaze: Gaze, tokens: np.ndarray, start: int, end: int):
     first, last = int(max(left - _SLACK, 0)), int(np.ceil(min(right + _SLACK, image.columns)))
     confidence = float(grid[row, first:last].sum() / len(tokens))
     scale_x, scale_y = (image.size[i] / image.resized[i] * image.cell for i in (0, 1))
-    box = (left * scale_x, row * scale_y, right * scale_x, (row + 1) * scale_y)
+    top, bottom = line_band(gaze.grey[number], row, left, right, image.cell) or (row, row + 1)
+    box = (left * scale_x, top * scale_y, right * scale_x, bottom * scale_y)
     return number, box, min(confidence, 1.0)
 
 

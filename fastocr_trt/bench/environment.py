@@ -12,9 +12,10 @@ from .. import __version__
 from ..backends import BACKENDS, installed_package
 from ..counts import plural
 from ..errors import FastOCRError
+from ..fixation import FixationPolicy
 from ..gpus import gpu_names
 from ..machine import memory, package_version, processor
-from ..manifest import Manifest
+from ..manifest import DecoderShape, Manifest
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,22 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Model:
+    """An engine, or one that is still to be made, as far as its speed goes. name: of its shape or where it is from."""
+
+    name: str
+    dtype: str
+    weights: str | None
+    decoder: DecoderShape
+    policy: FixationPolicy
+
+    @classmethod
+    def of(cls, manifest: Manifest, name: str | None = None) -> Model:
+        source = name or manifest.model["source"]
+        return cls(source, manifest.dtype, manifest.weights, manifest.decoder, manifest.policy)
+
+
+@dataclass(frozen=True)
 class Environment:
     """versions: package -> version of what computes, python not among them. fastocr_version may differ between runs
     that are compared: that is what comparing is for. model: what is measured, without its policy."""
@@ -56,27 +73,19 @@ class Environment:
     date: str
 
     @classmethod
-    def here(cls, manifest: Manifest, name: str, backends: Iterable[str]) -> Environment:
-        decoder = manifest.decoder
-        model = {"name": name, "dtype": manifest.dtype, "weights": manifest.weights, **asdict(decoder)}
-        packages = ["numpy", *(installed_package(b) if b in BACKENDS else "onnxruntime" for b in backends)]
-        versions = {package: package_version(package) for package in dict.fromkeys(packages)}
-        now = time.strftime("%Y-%m-%d %H:%M")
-        python = platform.python_version()
-        return cls(Machine.here(), versions, model, __version__, python, manifest.policy.to_dict(), now)
+    def here(cls, model: Model, backends: Iterable[str]) -> Environment:
+        about = {"name": model.name, "dtype": model.dtype, "weights": model.weights, **asdict(model.decoder)}
+        now, python = time.strftime("%Y-%m-%d %H:%M"), platform.python_version()
+        return cls(Machine.here(), _versions(backends), about, __version__, python, model.policy.to_dict(), now)
 
-    def check_comparable(self, old: Environment) -> None:
-        """FastOCRError where `old`'s numbers cannot be set against this run's."""
-        for what, before, now in (
-            ("machine", str(old.machine), str(self.machine)),
-            ("versions", _list(old.versions), _list(self.versions)),
-            ("model", _list(old.model), _list(self.model)),
-        ):
-            if before != now:
-                raise FastOCRError(
-                    f"the runs cannot be compared, the {what} differ{'s' * (what != 'versions')}: it was {before}, and "
-                    f"is {now}; measure both with the same"
-                )
+    def check_here(self, backends: Iterable[str]) -> None:
+        """FastOCRError where these numbers are of another machine, or of other versions, than a run would be here."""
+        check_same("machine", self.machine, Machine.here())
+        check_same("versions", _list(self.versions), _list(_versions(backends)))
+
+    def check_model(self, new: Environment) -> None:
+        """FastOCRError where these numbers are of another model than `new`'s."""
+        check_same("model", _list(self.model), _list(new.model))
 
     def lines(self) -> list[str]:
         """For people, a sentence each."""
@@ -90,6 +99,20 @@ class Environment:
             f"{model['num_key_value_heads']} KV heads of {model['head_dim']}, {model['dtype']}{weights}; focal layers "
             f"{policy['focal_layers']}, dense layers {policy['dense_layers']}",
         ]
+
+
+def check_same(what: str, old: object, new: object) -> None:
+    """FastOCRError where `what` differs between an earlier run and this one."""
+    if str(old) != str(new):
+        raise FastOCRError(
+            f"the runs cannot be compared, the {what} differ{'s' * (not what.endswith('s'))}: it was {old}, and is "
+            f"{new}; measure both with the same"
+        )
+
+
+def _versions(backends: Iterable[str]) -> dict[str, str]:
+    packages = ["numpy", *(installed_package(b) if b in BACKENDS else "onnxruntime" for b in backends)]
+    return {package: package_version(package) for package in dict.fromkeys(packages)}
 
 
 def usable_cores() -> int:

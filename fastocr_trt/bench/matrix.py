@@ -82,6 +82,25 @@ def cases(options: Options) -> list[Case]:
     return list(found)
 
 
+def merge_keeps(cases: Sequence[Case], policy: FixationPolicy) -> tuple[list[Case], list[str]]:
+    """`cases` without those whose fixation is as large as another keep's on the same prompt, which is the same work;
+    and what was merged, a sentence each."""
+    groups: dict[tuple, list[Case]] = {}
+    for case in cases:
+        k = None if case.keep is None else policy.num_fixations(case.visual_tokens, case.keep)
+        groups.setdefault((case.prompt, case.mode, k), []).append(case)
+    told: dict[str, None] = {}
+    for (prompt, _, k), same in groups.items():
+        if len(same) > 1:
+            *keeps, last = (f"{case.keep:g}" for case in same)
+            floor = ", the policy's min_tokens," if k == policy.min_tokens else ""
+            page = plural(prompt.visual_tokens, "visual token")
+            told[
+                f"--keep {', '.join(keeps)} and {last} are the same {k}{floor} of {page}: measured once, as {keeps[0]}"
+            ] = None
+    return [same[0] for same in groups.values()], list(told)
+
+
 def check_capacities(options: Options, manifest: Manifest) -> None:
     """FastOCRError, with the limit, where the engine does not hold what is asked for."""
     room = manifest.capacities

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 Measured = Mapping[str, float]
 """What one turn gave: quantity -> value."""
+ENOUGH_ROUNDS = 7
+"""With fewer rounds on either side nothing is called a change: at 5, noise alone is `apart` in one comparison of
+twenty, at 7 in one of a hundred and forty."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,22 @@ class Spread:
             return cls(values[0], values[0], values[0], 1)
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median, low, high, len(values))
+
+    @classmethod
+    def of_ratios(cls, over: Sequence[float], under: Sequence[float]) -> Spread | None:
+        """Of each round's ratio: what slowed a whole round down is in both and cancels. None where no round has both;
+        a round that was stopped may have one alone."""
+        ratios = [a / b for a, b in zip(over, under, strict=False)]
+        return cls.of(ratios) if ratios else None
+
+    def apart(self, other: Spread) -> int:
+        """1 or -1 where this median lies above or below `other`'s by more than both interquartile ranges together,
+        else 0."""
+        difference, noise = self.median - other.median, (self.high - self.low) + (other.high - other.low)
+        return (difference > noise) - (difference < -noise)
+
+    def times(self, factor: float) -> Spread:
+        return Spread(factor * self.median, factor * self.low, factor * self.high, self.count)
 
 
 class Turns:
@@ -53,5 +72,12 @@ class Turns:
 
     def spread(self, name: Hashable, quantity: str) -> Spread | None:
         """None where nothing was measured."""
-        values = self.samples.get(name, {}).get(quantity)
+        values = self._values(name, quantity)
         return Spread.of(values) if values else None
+
+    def ratio(self, over: Hashable, under: Hashable, quantity: str) -> Spread | None:
+        """`over`'s quantity over `under`'s, round by round; None where no round has both."""
+        return Spread.of_ratios(self._values(over, quantity), self._values(under, quantity))
+
+    def _values(self, name: Hashable, quantity: str) -> list[float]:
+        return self.samples.get(name, {}).get(quantity, [])

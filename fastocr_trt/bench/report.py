@@ -1,15 +1,16 @@
-"""A run for people (Markdown) and for programs (CSV)."""
+"""A run for people (Markdown), for programs (CSV), and against an earlier one."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 from ..counts import plural
-from .matrix import Case
-from .measure import Spread
+from .matrix import Case, Prompt
+from .measure import ENOUGH_ROUNDS, Spread
 from .results import QUANTITIES, Change, Result, Run
 
 NAMES = {
@@ -20,6 +21,7 @@ NAMES = {
     "decode_tokens_per_s": "decode, tokens/s",
     "attention_ms": "attention alone, ms",
 }
+SPEEDUPS = ("step_ms", "attention_ms")
 CASE_NAMES = {
     "backend": "backend",
     "threads": "threads",
@@ -32,54 +34,86 @@ CASE_NAMES = {
 
 
 def markdown(run: Run) -> str:
-    """The header, and a table of a row a case; what is the same in all rows stands above it."""
+    """The header, a table of a row a prompt, and one of a row a case; what is the same in all rows stands above."""
     if not run.results:
         return "\n".join([*_bullets(run.environment.lines()), "", "Nothing was measured."]) + "\n"
     shown, same = _split([result.case for result in run.results])
-    quantities = [q for q in QUANTITIES if any(q in result.measured for result in run.results)]
-    heads = [CASE_NAMES[name] for name in shown] + [NAMES[q] for q in quantities]
-    fast = any(result.speedup for result in run.results)
-    speedups = [name for name in ("step_ms", "attention_ms") if any(name in r.speedup for r in run.results)]
-    if fast:
+    about = (
+        f"Median and quartiles of {run.rounds} rounds in turns ({plural(run.steps, 'decode step')} in each)."
+        if run.rounds > 1
+        else f"One round ({plural(run.steps, 'decode step')}): what it would be in another is not known."
+    )
+    if run.provider != "cpu":
+        about += f" ONNX Runtime on {run.provider}."
+    if not run.finished:
+        about += f" Stopped before all {run.repeats} rounds were done."
+    head = "\n".join(_bullets([*run.environment.lines(), *same, about])) + "\n"
+    return "\n".join([head, *(table + "\n" for table in (_prompts(run, shown), _steps(run, shown)) if table)])
+
+
+def _prompts(run: Run, shown: Sequence[str]) -> str:
+    """A row a prompt, which is read alike in all modes; empty where none was measured. shown: of CASE_NAMES."""
+    measured = {result.case.prompt: result.measured for result in run.results}
+    quantities = _found(run, ["prompt"])
+    shown = [name for name in shown if name not in ("mode", "keep")]
+    heads = [CASE_NAMES[name] for name in shown] + [NAMES[quantity] for quantity in quantities]
+    rows = [
+        [_value(getattr(prompt, name)) for name in shown] + [_spread(spreads.get(quantity)) for quantity in quantities]
+        for prompt, spreads in measured.items()
+    ]
+    return _table(heads, rows) if quantities else ""
+
+
+def _steps(run: Run, shown: Sequence[str]) -> str:
+    """A row a case; empty where neither decode steps nor attention were measured. shown: of CASE_NAMES."""
+    quantities = _found(run, ["decode", "attention"])
+    speedups = [name for name in SPEEDUPS if any(name in result.speedup for result in run.results)]
+    heads = [CASE_NAMES[name] for name in shown] + [NAMES[quantity] for quantity in quantities]
+    if speedups:
         heads += [{"step_ms": "step, dense/fast", "attention_ms": "attention, dense/fast"}[name] for name in speedups]
         heads += ["row bound of attention", "visual reads"]
     rows = []
     for result in run.results:
         cells = [_value(getattr(result.case, name)) for name in shown]
         cells += [_spread(result.measured.get(quantity)) for quantity in quantities]
-        if fast:
-            cells += [f"{result.speedup[name]:.2f}x" if name in result.speedup else "" for name in speedups]
+        if speedups:
+            cells += [_spread(result.speedup.get(name), "x") for name in speedups]
             is_fast = result.case.mode == "fast"
             cells += [f"{result.row_bound:.2f}x" if is_fast else "", f"{result.mean_visual_reads:.0%}"]
         rows.append(cells)
-    rounds = max(s.count for result in run.results for s in result.measured.values())
-    about = f"Median and quartiles of {plural(rounds, 'round')} in turns ({plural(run.steps, 'decode step')} in each)."
-    if not run.finished:
-        about += f" Stopped before all {run.repeats} rounds were done."
-    return "\n".join([*_bullets([*run.environment.lines(), *same, about]), "", _table(heads, rows), ""])
+    return _table(heads, rows) if quantities else ""
+
+
+def _found(run: Run, tests: Sequence[str]) -> list[str]:
+    """Quantities of `tests` that were measured."""
+    return [q for q, test in QUANTITIES.items() if test in tests and any(q in r.measured for r in run.results)]
 
 
 def csv_text(run: Run) -> str:
-    """A line a case; the machine, the versions and the model are repeated in each."""
+    """A line a case; what belongs to the whole run is repeated in each."""
     environment = run.environment
     machine = {f"machine_{name}": value for name, value in asdict(environment.machine).items()}
     versions = " ".join(f"{name}={version}" for name, version in environment.versions.items())
     common = {
+        "schema_version": run.schema_version,
         "date": environment.date,
         "fastocr_version": environment.fastocr_version,
+        "python": environment.python,
         "versions": versions,
         **machine,
-        "model": environment.model["name"],
-        "num_layers": environment.model["num_layers"],
-        "dtype": environment.model["dtype"],
-        "weights": environment.model["weights"],
-        "finished": run.finished,
+        **{f"model_{name}": value for name, value in environment.model.items()},
+        "policy": json.dumps(environment.policy),
+        "provider": run.provider,
         "steps": run.steps,
+        "repeats": run.repeats,
+        "warmup": run.warmup,
+        "finished": run.finished,
+        **({f"yardstick_ms_{part}": value for part, value in asdict(run.yardstick).items()} if run.yardstick else {}),
     }
-    parts = ("median", "low", "high", "count")
+    parts = [part.name for part in fields(Spread)]
     columns = [*common, *CASE_NAMES, "num_fixations", "mean_visual_reads", "row_bound"]
-    columns += [f"{quantity}_{part}" for quantity in QUANTITIES for part in parts]
-    columns += ["step_speedup", "attention_speedup"]
+    names = [*QUANTITIES, *(f"{name}_speedup" for name in SPEEDUPS)]
+    columns += [f"{name}_{part}" for name in names for part in parts]
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
     writer.writeheader()
@@ -91,19 +125,28 @@ def csv_text(run: Run) -> str:
 
 def comparison(old: Run, new: Run, changes: Sequence[Change]) -> str:
     """Old against new, as Markdown."""
-    shown, same = _split([change.case for change in changes])
-    heads = [CASE_NAMES[name] for name in shown] + ["measured", "old", "new", "new/old", ""]
+    shown, same = _split([change.of for change in changes])
+    heads = [CASE_NAMES[name] for name in shown] + ["measured", "old", "new", "new/old", "change"]
     rows = []
     for change in changes:
-        cells = [_value(getattr(change.case, name)) for name in shown]
+        cells = [_value(getattr(change.of, name, None)) for name in shown]
         cells += [NAMES[change.quantity], _spread(change.old), _spread(change.new), f"{change.ratio:.3f}"]
-        rows.append([*cells, "" if change.apart else "quartiles meet"])
+        rows.append([*cells, change.verdict])
     lines = [f"old: fastocr-trt {old.environment.fastocr_version}, {old.environment.date}; new: "]
     lines[0] += f"fastocr-trt {new.environment.fastocr_version}, {new.environment.date}"
     if not changes:
         return f"- {lines[0]}\n\nNothing was measured by both.\n"
     if old.environment.policy != new.environment.policy:
         lines.append("The policies differ: fast mode does not do the same in both.")
+    if old.yardstick is not None and new.yardstick is not None:
+        lines.append(
+            f"The machine itself: {_spread(old.yardstick)} ms for a fixed computation in the old run and "
+            f"{_spread(new.yardstick)} ms in the new one, new/old {new.yardstick.median / old.yardstick.median:.3f}."
+        )
+    lines.append(
+        f"Faster or slower: both have {ENOUGH_ROUNDS} rounds or more, and the medians lie further apart than both "
+        "interquartile ranges together, with and without what the machine itself changed. All else may be noise."
+    )
     return "\n".join([*_bullets([*lines, *same]), "", _table(heads, rows), ""])
 
 
@@ -111,11 +154,12 @@ def _bullets(lines: Sequence[str]) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
-def _split(cases: Sequence[Case]) -> tuple[list[str], list[str]]:
-    """Names of the fields that differ between cases, and a line on those that do not."""
-    values = {f.name: {getattr(case, f.name) for case in cases} for f in fields(Case)}
-    shown = [name for name, found in values.items() if len(found) > 1 or name == "mode"]
-    same = [f"{CASE_NAMES[name]} {_value(next(iter(values[name])))}" for name in values if name not in shown]
+def _split(cases: Sequence[Case | Prompt]) -> tuple[list[str], list[str]]:
+    """Names of the fields that differ between cases, and a line on those that do not. Prompts have neither mode nor
+    keep."""
+    values = {f.name: {getattr(case, f.name) for case in cases if hasattr(case, f.name)} for f in fields(Case)}
+    shown = [name for name, found in values.items() if len(found) > 1 or (name == "mode" and found)]
+    same = [f"{CASE_NAMES[name]} {_value(next(iter(values[name] or [None])))}" for name in values if name not in shown]
     same = [text for text in same if not text.endswith(" ")]
     return shown, [", ".join(same)] if same else []
 
@@ -125,10 +169,9 @@ def _measured(result: Result) -> dict[str, object]:
         "num_fixations": result.num_fixations,
         "mean_visual_reads": result.mean_visual_reads,
         "row_bound": result.row_bound,
-        "step_speedup": result.speedup.get("step_ms"),
-        "attention_speedup": result.speedup.get("attention_ms"),
     }
-    for quantity, spread in result.measured.items():
+    spreads = result.measured | {f"{name}_speedup": spread for name, spread in result.speedup.items()}
+    for quantity, spread in spreads.items():
         row |= {f"{quantity}_{part}": value for part, value in asdict(spread).items()}
     return row
 
@@ -137,11 +180,13 @@ def _value(value: object) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _spread(spread: Spread | None) -> str:
+def _spread(spread: Spread | None, unit: str = "") -> str:
+    """Median and quartiles; the value alone where there was one round, which has no spread."""
     if spread is None:
         return ""
-    digits = 0 if spread.median >= 1000 else 1 if spread.median >= 100 else 2 if spread.median >= 10 else 3
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"
+    digits = 0 if spread.median >= 1000 else 1 if spread.median >= 100 else 2 if spread.median >= 10 or unit else 3
+    median = f"{spread.median:.{digits}f}{unit}"
+    return f"{median} ({spread.low:.{digits}f} to {spread.high:.{digits}f})" if spread.count > 1 else median
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 from ..errors import FastOCRError
 from ..manifest import Manifest
 from ..records import record
-from .environment import Environment
-from .matrix import Case, row_bound
-from .measure import Spread, Turns
+from .environment import Environment, check_same
+from .matrix import Case, Prompt, row_bound
+from .measure import ENOUGH_ROUNDS, Spread, Turns
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 QUANTITIES = {
     "vision_ms": "prompt",
     "prefill_tokens_per_s": "prompt",
@@ -28,29 +28,37 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class Result:
-    """One case. measured: quantity -> spread, of QUANTITIES. speedup: of `step_ms` and `attention_ms`, the dense
-    median over this one, where both were measured; row_bound: what reading fewer cache rows gives attention at best.
-    mean_visual_reads: share of the page that a step reads, mean over all layers."""
+    """One case. measured: quantity -> spread, of QUANTITIES. speedup: of `step_ms` and `attention_ms`, dense over
+    this one, round by round, where both were measured; row_bound: what reading fewer cache rows gives attention at
+    best. mean_visual_reads: share of the page that a step reads, mean over all layers."""
 
     case: Case
     num_fixations: int | None
     mean_visual_reads: float
     row_bound: float
     measured: dict[str, Spread]
-    speedup: dict[str, float]
+    speedup: dict[str, Spread]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A whole run. finished: False where Ctrl-C ended it, and the medians are of fewer rounds."""
+    """A whole run. provider: of ONNX Runtime. finished: False where Ctrl-C ended it, and the medians are of fewer
+    rounds. yardstick: ms of a computation that is the same in every run; None where no round got to it."""
 
     environment: Environment
+    provider: str
     steps: int
     repeats: int
     warmup: int
     finished: bool
+    yardstick: Spread | None
     results: tuple[Result, ...]
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def rounds(self) -> int:
+        """Those that were measured, 0 where nothing was."""
+        return max((spread.count for result in self.results for spread in result.measured.values()), default=0)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -78,13 +86,12 @@ def results(cases: Sequence[Case], manifest: Manifest, turns: Turns) -> tuple[Re
     for case in cases:
         if not measured[case]:
             continue
-        dense = measured.get(case.dense, {})
-        speedup = {
-            name: dense[name].median / measured[case][name].median
-            for name in ("step_ms", "attention_ms")
-            if case.mode == "fast" and name in dense and name in measured[case]
-        }
         fast, visual = case.mode == "fast", case.visual_tokens
+        speedup = {}
+        for name in ("step_ms", "attention_ms") if fast else ():
+            test = QUANTITIES[name]
+            if (ratio := turns.ratio((test, case.dense), (test, case), name)) is not None:
+                speedup[name] = ratio
         found.append(
             Result(
                 case,
@@ -109,38 +116,67 @@ def _measured(case: Case, turns: Turns) -> dict[str, Spread]:
 
 @dataclass(frozen=True)
 class Change:
-    """A quantity in two runs. ratio: new median over old. apart: the two interquartile ranges do not meet."""
+    """A quantity in two runs. of: a case, or a prompt, which is read alike in all modes. ratio: new median over old.
+    machine: the same ratio for the machine itself, in time that a fixed computation takes."""
 
-    case: Case
+    of: Case | Prompt
     quantity: str
     old: Spread
     new: Spread
+    machine: float = 1.0
 
     @property
     def ratio(self) -> float:
         return self.new.median / self.old.median
 
     @property
-    def apart(self) -> bool:
-        return self.new.low > self.old.high or self.new.high < self.old.low
+    def verdict(self) -> str:
+        """faster or slower, only where there are rounds enough, and the medians lie apart by more than the spread as
+        measured and also after what the machine itself became faster or slower is taken out."""
+        if min(self.old.count, self.new.count) < ENOUGH_ROUNDS:
+            return "too few rounds"
+        rate = self.quantity.endswith("_per_s")
+        side = self.new.apart(self.old)
+        if not side:
+            return "within the spread"
+        if self.new.times(self.machine if rate else 1 / self.machine).apart(self.old) != side:
+            return "the machine changed"
+        return "faster" if (side > 0) == rate else "slower"
 
 
-def check_comparable(old: Run, environment: Environment, cases: Sequence[Case]) -> None:
-    """FastOCRError where a run of `cases` may not be compared with `old`, or has no case in common with it."""
-    environment.check_comparable(old.environment)
-    if not {result.case for result in old.results} & set(cases):
+def check_comparable(
+    old: Run, environment: Environment, cases: Sequence[Case], tests: Sequence[str], steps: int, provider: str
+) -> None:
+    """FastOCRError where a run of `cases` may not be compared with `old`, or would measure nothing that `old` did.
+    That the machine is the same is for `Environment.check_here`."""
+    old.environment.check_model(environment)
+    check_same("decode steps", old.steps, steps)
+    check_same("provider", old.provider, provider)
+    before = _by_subject(old)
+    wanted = {*cases, *(case.prompt for case in cases)}
+    if not any(QUANTITIES.get(quantity) in tests for subject in before.keys() & wanted for quantity in before[subject]):
         raise FastOCRError(
-            "the earlier run has none of these cases; measure the same sizes, batches, threads, modes and keeps"
+            "the earlier run has none of these cases; measure the same tests, sizes, batches, threads, modes and keeps"
         )
 
 
 def compare(old: Run, new: Run) -> list[Change]:
     """What both runs measured."""
-    before = {result.case: result for result in old.results}
+    before = _by_subject(old)
+    machine = new.yardstick.median / old.yardstick.median if old.yardstick and new.yardstick else 1.0
     return [
-        Change(result.case, quantity, before[result.case].measured[quantity], spread)
-        for result in new.results
-        if result.case in before
-        for quantity, spread in result.measured.items()
-        if quantity in before[result.case].measured
+        Change(subject, quantity, before[subject][quantity], spread, machine)
+        for subject, measured in _by_subject(new).items()
+        for quantity, spread in measured.items()
+        if quantity in before.get(subject, {})
     ]
+
+
+def _by_subject(run: Run) -> dict[Case | Prompt, dict[str, Spread]]:
+    """What was measured of each prompt, and then of each case alone."""
+    found: dict[Case | Prompt, dict[str, Spread]] = {}
+    for result in run.results:
+        for quantity, spread in result.measured.items():
+            subject = result.case.prompt if QUANTITIES.get(quantity) == "prompt" else result.case
+            found.setdefault(subject, {})[quantity] = spread
+    return found

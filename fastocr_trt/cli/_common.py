@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -193,7 +194,8 @@ def stderr_console() -> Console:
 def import_exporter() -> Callable:
     """`export_engine`, or MissingDependencyError that names the extra `export`."""
     try:
-        from ..export.engine_directory import export_engine
+        with _no_compiler_folder():
+            from ..export.engine_directory import export_engine
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("fastocr_trt"):
             raise
@@ -202,6 +204,22 @@ def import_exporter() -> Callable:
             "install the extra: pip install 'fastocr-trt[export]'"
         ) from None
     return export_engine
+
+
+@contextmanager
+def _no_compiler_folder() -> Iterator[None]:
+    """torch makes a folder for what it compiles, in the temporary directory, as soon as its tracer is imported, and
+    leaves it. Nothing is compiled here: within the block it lies in one that is removed."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if name in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="fastocr-") as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            del os.environ[name]
 
 
 # -- types of options: argparse shows their ArgumentTypeError as one line and exits with 2 --

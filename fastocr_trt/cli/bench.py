@@ -8,20 +8,24 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..backends import BACKENDS
+from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError
+from ..fixation import FixationPolicy
 from ..manifest import DTYPES, Manifest
-from ..shapes import SHAPES, find_shape
+from ..shapes import SHAPES, ModelShape, find_shape
 from . import _common as common
 from ._engines import find_engine
 from ._files import AtomicFile, DirectFile, file_ids, open_output
 
 if TYPE_CHECKING:
+    from ..bench.environment import Environment, Model
     from ..bench.matrix import Case, Options
     from ..bench.results import Run
 
@@ -134,6 +138,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.compare is not None and options.format != "md" and options.output is None:
         raise FastOCRError(f"--compare prints a table, which would mix with the {options.format}; write that with -o")
     options.mode = options.mode or list(MODES)
+    _check_threads(options)
     has_onnx = importlib.util.find_spec("onnx") is not None
     if options.tests is None:
         options.tests = [test for test in TESTS if test != "attention" or has_onnx]
@@ -145,51 +150,101 @@ def _check_options(options: argparse.Namespace) -> None:
         )
 
 
-def _matrix(options: argparse.Namespace, manifest: Manifest) -> Options:
-    """What to cross; checked against the engine's limits."""
+def _check_threads(options: argparse.Namespace) -> None:
+    """A warning where graph calls get more threads than cores."""
     from ..bench.environment import usable_cores
-    from ..bench.matrix import Options, check_capacities
 
-    visual = options.visual_tokens or [min(VISUAL_TOKENS, manifest.capacities.max_visual_tokens)]
+    cores, most = usable_cores(), max(options.threads or [1])
+    if most > cores and "onnxruntime" in options.backend:
+        common.warn(
+            f"--threads {most} on the {plural(cores, 'core')} that this process may use: threads wait for each other, "
+            f"often longer than they compute; give at most {cores}"
+        )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is going to be measured, known before an engine is opened or made."""
+
+    matrix: Options
+    cases: list[Case]
+    environment: Environment
+
+
+def _plan(options: argparse.Namespace, model: Model, max_visual_tokens: int, old: Run | None) -> _Plan:
+    """FastOCRError where it does not compare with `old`. max_visual_tokens: of the engine."""
+    from ..bench.environment import Environment, usable_cores
+    from ..bench.matrix import Options, cases, merge_keeps
+    from ..bench.measure import ENOUGH_ROUNDS
+    from ..bench.results import check_comparable
+
     matrix = Options(
         backends=options.backend,
         threads=options.threads or [usable_cores()],
         batches=options.batch,
-        visual_tokens=visual,
+        visual_tokens=options.visual_tokens or [min(VISUAL_TOKENS, max_visual_tokens)],
         text_tokens=options.text_tokens,
         modes=options.mode,
-        keeps=options.keep or [manifest.policy.keep],
+        keeps=options.keep or [model.policy.keep],
         steps=options.steps,
     )
-    check_capacities(matrix, manifest)
-    return matrix
+    wanted, merged = merge_keeps(cases(matrix), model.policy)
+    plan = _Plan(matrix, wanted, Environment.here(model, matrix.backends))
+    if old is not None:
+        check_comparable(old, plan.environment, wanted, options.tests, matrix.steps, options.provider)
+        if min(old.rounds, options.repeats) < ENOUGH_ROUNDS:
+            common.warn(
+                f"the earlier run has {plural(old.rounds, 'round')} and this one {options.repeats}: with fewer than "
+                f"{ENOUGH_ROUNDS} nothing is called faster or slower; give both --repeats {ENOUGH_ROUNDS} or more"
+            )
+    for text in merged:
+        common.note(text)
+    return plan
 
 
 @contextmanager
-def _engine(options: argparse.Namespace) -> Iterator[Path]:
-    """The engine directory; one of --shape is made in a temporary directory and removed afterwards."""
+def _engine(options: argparse.Namespace, old: Run | None) -> Iterator[tuple[Path, Manifest, _Plan]]:
+    """The engine directory; one of --shape is made in a temporary directory and removed afterwards. What does not
+    compare with `old` is told before that."""
+    from ..bench.environment import Model
+    from ..bench.matrix import check_capacities
+
+    if old is not None:
+        old.environment.check_here(options.backend)
     if options.shape is None:
-        yield find_engine(options.engine, quiet=True)
+        directory = find_engine(options.engine, quiet=True)
+        manifest = Manifest.read(directory)
+        plan = _plan(options, Model.of(manifest), manifest.capacities.max_visual_tokens, old)
+        check_capacities(plan.matrix, manifest)
+        yield directory, manifest, plan
         return
+    shape, policy, dtype = find_shape(options.shape, options.layers), _policy(options), options.dtype or "fp32"
+    model = Model(options.shape, dtype, options.weights, shape.decoder, policy)
+    plan = _plan(options, model, VISUAL_TOKENS, old)
     with tempfile.TemporaryDirectory(prefix="fastocr-bench-") as folder:
-        yield _made_engine(options, Path(folder))
+        directory = _made_engine(options, shape, model, Path(folder))
+        yield directory, Manifest.read(directory), plan
 
 
-def _made_engine(options: argparse.Namespace, folder: Path) -> Path:
-    """An engine with random weights, as large as the matrix asks for; FastOCRError where there is no room for it."""
-    from ..bench.memory import check_export
-    from ..fixation import FixationPolicy
-    from ..runtime.onnxruntime_session import choose_provider
-    from .export import StageReporter
-
-    shape, dtype = find_shape(options.shape, options.layers), options.dtype or "fp32"
-    policy = FixationPolicy.evenly_spaced(shape.num_layers)
+def _policy(options: argparse.Namespace) -> FixationPolicy:
+    """Of --shape; FastOCRError where --focal-layers does not fit."""
+    num_layers = find_shape(options.shape, options.layers).num_layers
+    policy = FixationPolicy.evenly_spaced(num_layers)
     if options.focal_layers is not None:
         dense = tuple(layer for layer in policy.dense_layers if layer not in options.focal_layers)
         policy = FixationPolicy(options.focal_layers, dense)
-    policy.check(shape.num_layers)
-    choose_provider([options.provider], dtype)
-    check_export(shape, dtype, options.weights, folder)
+    policy.check(num_layers)
+    return policy
+
+
+def _made_engine(options: argparse.Namespace, shape: ModelShape, model: Model, folder: Path) -> Path:
+    """An engine with random weights, as large as the matrix asks for; FastOCRError where there is no room for it."""
+    from ..bench.memory import check_export
+    from ..runtime.onnxruntime_session import choose_provider
+    from .export import StageReporter
+
+    choose_provider([options.provider], model.dtype)
+    check_export(shape, model.dtype, model.weights, folder)
     export_engine = common.import_exporter()
     from ..export.random_checkpoint import random_checkpoint
 
@@ -201,9 +256,9 @@ def _made_engine(options: argparse.Namespace, folder: Path) -> Path:
         export_engine(
             checkpoint,
             folder / "engine",
-            dtype=dtype,
-            weights=options.weights,
-            policy=policy,
+            dtype=model.dtype,
+            weights=model.weights,
+            policy=model.policy,
             max_visual_tokens=max(options.visual_tokens or [VISUAL_TOKENS]),
             max_text_tokens=max(options.text_tokens) + options.steps + 2,
             max_batch=max(options.batch),
@@ -212,22 +267,18 @@ def _made_engine(options: argparse.Namespace, folder: Path) -> Path:
     return folder / "engine"
 
 
-def _measure(options: argparse.Namespace, directory: Path, old: Run | None, write: Callable[[Run], None]) -> None:
+def _measure(
+    options: argparse.Namespace, directory: Path, manifest: Manifest, plan: _Plan, write: Callable[[Run], None]
+) -> None:
     """Measure and hand the run to `write`: also after Ctrl-C, with what was measured until then."""
-    from ..bench.environment import Environment
-    from ..bench.matrix import cases
     from ..bench.measure import Turns
     from ..bench.memory import check_run
-    from ..bench.results import Run, check_comparable, results
+    from ..bench.results import Run, results
     from ..bench.runners import variants
+    from ..bench.yardstick import YARDSTICK, Yardstick
     from ..runtime.onnxruntime_session import choose_provider
 
-    manifest = Manifest.read(directory)
-    matrix = _matrix(options, manifest)
-    wanted = cases(matrix)
-    environment = Environment.here(manifest, options.shape or manifest.model["source"], matrix.backends)
-    if old is not None:
-        check_comparable(old, environment, wanted)
+    matrix, wanted = plan.matrix, plan.cases
     if "onnxruntime" in matrix.backends:
         choose_provider([options.provider], manifest.dtype)
     if options.provider == "cpu":
@@ -237,11 +288,20 @@ def _measure(options: argparse.Namespace, directory: Path, old: Run | None, writ
         raise FastOCRError(
             "nothing is left to measure: attention alone is measured in ONNX Runtime on the CPU only; add decode"
         )
+    ways[YARDSTICK] = Yardstick()
     turns = Turns(ways)
 
     def run(finished: bool) -> Run:
-        rows = results(wanted, manifest, turns)
-        return Run(environment, matrix.steps, options.repeats, options.warmup, finished, rows)
+        return Run(
+            plan.environment,
+            options.provider,
+            matrix.steps,
+            options.repeats,
+            options.warmup,
+            finished,
+            turns.spread(YARDSTICK, "yardstick_ms"),
+            results(wanted, manifest, turns),
+        )
 
     try:
         with _progress(options, len(ways) * (options.warmup + options.repeats)) as advance:
@@ -305,8 +365,8 @@ def _command(options: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     try:
-        with _engine(options) as directory:
-            _measure(options, directory, old, write)
+        with _engine(options, old) as (directory, manifest, plan):
+            _measure(options, directory, manifest, plan, write)
     finally:
         if output is not None:
             output.discard()

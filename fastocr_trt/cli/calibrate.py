@@ -23,8 +23,7 @@ from .export import describe_policy
 
 if TYPE_CHECKING:
     from ..calibration import Choice
-    from ..export.calibrate import Calibration
-    from ..metrics import Interval
+    from ..export.calibrate_result import Calibration
 
 DEMO = "demo"
 TABLE_WIDTH = 110  # characters; on a narrower terminal lines wrap, but no cell is cut
@@ -91,31 +90,23 @@ def frontier_table(choices: Sequence[Choice]) -> Table:
 
 
 def verification_table(calibration: Calibration) -> Table:
-    """What reading with each candidate gave: measured reads, accuracy with dense output as the truth, retention."""
+    """What reading with each candidate gave: measured reads, accuracy with dense output as the truth, retention;
+    with 95% intervals where pages are enough."""
     table = _table("reading with the candidates", "focal", "dense", "fixation", "keep")
-    for name in ("reads", "like dense (95%)", "retention (95%)", "equal", ""):
+    names = ("like dense (95%)", "retention (95%)") if calibration.chosen.by_bound else ("like dense", "retention")
+    for name in ("reads", *names, "equal", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for v in calibration.verified:
         mark = "" if v is not calibration.chosen else "chosen" if calibration.kept else "closest"
-        retention = "no texts" if v.retention is None else _interval(v.retention)
-        cells = [f"{v.reads:.1%}", _interval(v.against_dense), retention, f"{v.equal_pages}/{v.pages}", mark]
+        accuracies = [v.tell_against_dense("-"), v.tell_retention("-")]
+        cells = [f"{v.reads:.1%}", *accuracies, f"{v.equal_pages}/{v.pages}", mark]
         table.add_row(*_policy_cells(v.choice), *cells)
     return table
 
 
-def verdict(calibration: Calibration, few: int) -> str:
-    """One or two lines: what was chosen, and by what."""
-    chosen, target = calibration.chosen, calibration.options.target
-    what = "retention" if chosen.retention else "character accuracy against dense output"
-    how = (
-        "the interval's lower bound counts"
-        if chosen.judged_pages >= few
-        else f"fewer than {plural(few, 'page')}: no interval"
-    )
-    dense = calibration.dense_accuracy
-    what += "" if dense is None else f" (of dense reading's {dense:.1%} accuracy)"
-    measured = f"{what} {_interval(chosen.judged)} on {plural(chosen.judged_pages, 'page')}, target {target:.1%}; {how}"
-    return f"policy: {describe_policy(chosen.choice.policy)}\n  {measured}"
+def verdict(calibration: Calibration) -> str:
+    """Two lines: what was chosen, and by what."""
+    return f"policy: {describe_policy(calibration.chosen.choice.policy)}\n  {calibration.tell()}"
 
 
 def _policy_cells(choice: Choice) -> list[str]:
@@ -126,10 +117,6 @@ def _policy_cells(choice: Choice) -> list[str]:
         "per KV head" if policy.per_kv_head else "shared",
         f"{policy.keep:.3g}",
     ]
-
-
-def _interval(interval: Interval) -> str:
-    return f"{interval.value:.1%} ({interval.low:.1%}-{interval.high:.1%})"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -204,13 +191,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(options: argparse.Namespace) -> int:
-    _check_options(options)
-    module = import_calibrator()
-    pages = _pages(options)
-    console = common.stderr_console()
     started = time.perf_counter()
+    _check_options(options)
+    console = common.stderr_console()
     with StageProgress(console, not options.quiet) as progress:
         progress.begin("loading the model", None)
+        module = import_calibrator()
+        pages = _pages(options)
         loaded = module.load(options.model, options.dtype, options.device, options.threads, options.prompt)
         settings = module.Options(
             prompt=loaded.prompt,
@@ -223,27 +210,31 @@ def _command(options: argparse.Namespace) -> int:
         )
         record = _record_path(options.output)
         calibration = module.calibrate(loaded, pages, settings, record, options.fresh, progress, common.warn)
-    module.write_policy(options.output, calibration)
+    from ..calibration import pareto
+    from ..export.calibrate_result import write_policy
+
+    write_policy(options.output, calibration)
     if options.html:
         from ..export.calibration_report import write_report
 
         write_report(options.html, calibration)
     out = Console(highlight=False)
     out.width = max(out.width, TABLE_WIDTH)
-    out.print(frontier_table(module.pareto(calibration.choices)))
+    out.print(frontier_table(pareto(calibration.choices)))
     out.print()
     out.print(verification_table(calibration))
     out.print()
     elapsed = common.seconds_text(time.perf_counter() - started)
     files = " and ".join(str(path) for path in (options.output, options.html) if path)
-    out.print(f"{verdict(calibration, module.FEWEST_PAGES)}\nwrote {files} in {elapsed}", markup=False, soft_wrap=True)
-    if calibration.kept:
-        return common.EXIT_OK
-    common.complain(
-        f"no policy that was read with keeps {options.target:.1%} of dense accuracy: the closest was written; give a "
-        "larger --keep, more --candidates, more pages (for a narrower interval) or a lower --target"
-    )
-    return common.EXIT_PARTIAL
+    out.print(f"{verdict(calibration)}\nwrote {files} in {elapsed}", markup=False, soft_wrap=True)
+    if not calibration.kept:
+        common.complain(
+            f"no policy that was read with keeps {options.target:.1%} of dense accuracy: the closest was written; give "
+            "a larger --keep, more --candidates, more pages (for a narrower interval) or a lower --target"
+        )
+    if pages.left_out:
+        common.complain(f"{plural(pages.left_out, 'page')} could not be read; the policy rests on the others")
+    return common.EXIT_OK if calibration.kept and not pages.left_out else common.EXIT_PARTIAL
 
 
 def import_calibrator() -> ModuleType:
