@@ -77,7 +77,7 @@ def _report(calibration: Calibration) -> str:
             "Row: the layer that selects; column: the layer that reads the selection; 100% is as much attention as the "
             "reading layer's own selection holds. The choice rests on the outlined cells: each gathered layer with the "
             f"focal layer whose selection it reads{_carried(calibration)}. They need not all be bright: a layer counts "
-            "by its importance times its attention on the page, and one that hardly looks there loses nothing.",
+            "by its importance times its attention on the page, and one that hardly looks there loses little.",
         ),
         (
             "The frontier",
@@ -291,7 +291,8 @@ def _table(calibration: Calibration) -> str:
         mark = ' class="chosen"' if v is calibration.chosen else ""
         rows.append(f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     names = "".join(f"<th>{name}</th>" for name in head)
-    return f'<div class="wide"><table><tr>{names}</tr>{"".join(rows)}</table></div>\n<p class="note">Bold is the choice.</p>'
+    table = f"<table><tr>{names}</tr>{''.join(rows)}</table>"
+    return f'<div class="wide">{table}</div>\n<p class="note">Bold is the choice.</p>'
 
 
 def _conditions(calibration: Calibration) -> str:

@@ -254,6 +254,9 @@ def test_the_lower_bound_counts_where_pages_are_many_and_the_value_where_they_ar
     many, few = judge(choice(1), 2, 2 * FEWEST_PAGES), judge(choice(1), 1, FEWEST_PAGES - 1)
     assert many.judged.low < 0.985 < many.judged.value and not many.keeps(0.985)
     assert few.judged.low < 0.985 < few.judged.value and few.keeps(0.985)
+    assert many.tell_judged() == f"99.0% ({many.judged.low:.1%} to 100.0%)" and few.tell_judged() == "98.9%"
+    assert many.to_dict()["accuracy_against_dense"]["low"] == many.judged.low
+    assert few.to_dict()["accuracy_against_dense"] == {"value": few.judged.value, "low": None, "high": None}
 
 
 def test_texts_are_the_judge_where_there_are_some():

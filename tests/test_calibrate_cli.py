@@ -18,11 +18,12 @@ from cli_helpers import blank, tiff  # noqa: E402
 from fastocr_trt.cli import calibrate, export  # noqa: E402
 from fastocr_trt.demo.pages import generate_page  # noqa: E402
 from fastocr_trt.export import calibrate as calibrate_module  # noqa: E402
-from fastocr_trt.export import engine_directory  # noqa: E402
+from fastocr_trt.export import calibrate_verify, engine_directory  # noqa: E402
 from fastocr_trt.export.calibrate_pages import FolderPages  # noqa: E402
 from fastocr_trt.fixation import FixationPolicy  # noqa: E402
 from fastocr_trt.manifest import MANIFEST_NAME  # noqa: E402
 
+INTERVAL = re.compile(r"\d% \([\d.]+%(-| to )[\d.]+%\)")
 QUICK = ["--threads", "1", "--max-new-tokens", "24"]
 
 
@@ -55,17 +56,27 @@ class Tags(HTMLParser):
         self.fetched += [link for link in links if not link.startswith(("#", "data:"))]
 
 
-def test_demo_pages_to_policy_and_report(tmp_path, capsys):
+def test_demo_pages_to_policy_and_report(tmp_path, capsys, monkeypatch):
     policy, html = tmp_path / "policy.json", tmp_path / "report.html"
     plots = importlib.util.find_spec("matplotlib") is not None
     argv = ["demo", "-o", str(policy), "--count", "3", "--visual-tokens", "64", *QUICK]
-    code = calibrate.main([*argv, "--target", "0.5", *(["--html", str(html)] if plots else [])])
+    argv += ["--target", "0.5", *(["--html", str(html)] if plots else [])]
+    code = calibrate.main(argv)
     told = capsys.readouterr()
     assert code == 0, told.err
     data = json.loads(policy.read_text(encoding="utf-8"))
     chosen = FixationPolicy.from_dict(data["policy"])
     assert data["calibration"]["status"] == "calibrated on few pages" and "retention" in told.out
     assert re.search(r"focal layers " + ", ".join(map(str, chosen.focal_layers)), told.out)
+    assert "cut after 24 tokens: what comes later is not measured" in told.err
+    record = data["calibration"]
+    assert record["pages"]["cut"] == 3 and record["pages"]["left_out"] == 0
+    assert (record["judged_on"], record["judged_pages"]) == ("value", 3)
+    verdict = "calibrated on few pages: retention"
+    cut = "fewer than 10 pages, so that the value itself counts; 3 of 3 pages were cut after 24 tokens"
+    assert verdict in told.out and cut in told.out
+    assert "95%" not in told.out and not INTERVAL.search(told.out)
+    assert all(entry["retention"]["low"] is None for entry in record["verified"])
     assert "recording dense reading" in told.err and (tmp_path / "policy.record.npz").is_file()
     if not plots:
         pytest.skip("matplotlib is not installed: the report was not written")
@@ -80,6 +91,17 @@ def test_demo_pages_to_policy_and_report(tmp_path, capsys):
     assert all(words in drawing for drawing, words in zip(said, expected, strict=True))
     for entry in data["calibration"]["verified"]:
         assert f"{entry['retention']['value']:.1%}" in text
+    assert verdict.capitalize() in text and cut in text
+    assert "bootstrap" not in text and not INTERVAL.search(text)
+
+    monkeypatch.setattr(calibrate_verify, "FEWEST_PAGES", 3)  # the same readings, as if they were many
+    assert calibrate.main([*argv, "--target", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "  calibrated: retention" in told and "the interval's lower bound counts" in told and INTERVAL.search(told)
+    text = html.read_text(encoding="utf-8")
+    assert "Calibrated: retention" in text and "bootstrap" in text and INTERVAL.search(text)
+    record = json.loads(policy.read_text(encoding="utf-8"))["calibration"]
+    assert all(entry["retention"]["low"] is not None for entry in record["verified"])
 
 
 def test_a_policy_below_the_target_is_written_and_told(tmp_path, capsys, monkeypatch):
@@ -112,6 +134,18 @@ def test_a_folder_calibrates_and_the_engine_carries_the_record(tiny, pages, tmp_
     policy.write_text(json.dumps(data), encoding="utf-8")
     assert export.main([*argv, "--force"]) == 0
     assert "calibrated on another checkpoint" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_read_is_left_out_and_the_exit_code_says_so(tiny, pages, tmp_path, capsys):
+    policy = tmp_path / "policy.json"
+    (pages / "page-1020.txt").unlink()
+    (pages / "broken.png").write_bytes(b"no image")
+    assert calibrate.main([str(tiny), "--pages", str(pages), "-o", str(policy), "--target", "0", *QUICK]) == 1
+    told = capsys.readouterr()
+    assert "broken.png" in told.err and "error: 1 page could not be read; the policy rests on the others" in told.err
+    record = json.loads(policy.read_text(encoding="utf-8"))["calibration"]
+    assert record["pages"]["left_out"] == 1 and record["pages"]["count"] == 2
+    assert "1 page could not be read" in told.out
 
 
 @pytest.mark.parametrize(
