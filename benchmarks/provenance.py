@@ -140,12 +140,14 @@ def main() -> None:
         f"{engine.manifest.model.get('source')}, focal layers {', '.join(map(str, policy.focal_layers))}, "
         f"keep {policy.keep:.0%}. "
     )
-    report(args, "provenance", header(args.threads, "rapidfuzz"), setting + INTERVALS, *tables(measured))
+    report(args, "provenance", header(args.threads, "rapidfuzz"), setting + INTERVALS, PLACED, *tables(measured))
 
 
-INTERVALS = (
-    "Intervals are 95% bootstrap intervals over pages. A box has the height of one row of visual tokens (28 pixels), "
-    "so its overlap with a line that lies across two rows is small however well the word was found."
+INTERVALS = "Intervals are 95% bootstrap intervals over pages."
+PLACED = (
+    "The first table counts the words read that have a true word to be compared with; the second one counts all, since "
+    "a word that was made up (fewer than half of its characters are aligned with one true word) has no true place but "
+    "is wrong all the same."
 )
 AREAS = (
     "How well three numbers tell a wrong word from a right one (area under the ROC curve; 0.5 is chance): the box's "

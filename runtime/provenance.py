@@ -30,7 +30,8 @@ class ReadWord:
 
     image: number of the page's image, from 0. box: (left, top, right, bottom) in pixels of that image as it was given,
     None where the model looked at nothing. confidence: share of its tokens' attention, in the heads that read, that
-    lies on the visual tokens that the box was found in. doubtful: that share is small. probability: the model's own, the mean (geometric) of its tokens'.
+    lies on the visual tokens that the box was found in. doubtful: that share is small. probability: the model's own,
+    the mean (geometric) of its tokens'.
     """
 
     text: str

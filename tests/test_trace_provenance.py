@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from PIL import ImageDraw
 from trace_helpers import CELL, at, image, trace_of
 
 from fastocr_trt.runtime.provenance import head_weights, read_words
@@ -72,6 +73,18 @@ def test_words_of_two_images_lie_in_their_own():
     np.testing.assert_allclose(words[1].box, np.array([9, 5, 11.5, 6]) * CELL, atol=0.15 * CELL)
 
 
+def test_the_box_is_at_the_height_of_the_ink():
+    """A line that straddles two rows of visual tokens, of which the model looked at the upper."""
+    text = "hello"
+    trace = trace_of(text, [[gaze] for gaze in reading(text, 1.0, 3)], (image(scale=2.0),))
+    pen = ImageDraw.Draw(trace.pictures[0])
+    for x in range(30, 96, 8):
+        pen.rectangle((x, 100, x + 2, 119), fill="black")
+    (word,) = read_words(trace)
+    assert word.box[1::2] == pytest.approx((2 * (110 - CELL / 2), 2 * (110 + CELL / 2)), abs=2)
+    assert word.confidence > 0.95
+
+
 def test_a_word_of_one_token_is_as_wide_as_its_characters():
     """Tokens of whole words, as large vocabularies have: the page's pitch gives the width."""
     spans = [(0, 4), (4, 10), (10, 15), (15, 20), (20, 26)]
@@ -104,12 +117,17 @@ def test_most_words_of_the_demo_are_found(demo_engine_dir):
     pages = [generate_boxed_page(seed, "mono", 64) for seed in range(1_310, 1_318)]
     results = Engine.load(demo_engine_dir, threads=1, trace=True).parse_batch([page.image for page in pages])
     inside = total = 0
+    heights = []
     for page, result in zip(pages, results, strict=True):
         true = {word.text: word.box for word in page.words}
         for word in read_words(result.trace):
             if word.text in true and page.text.split().count(word.text) == 1:
                 x, y = (word.box[0] + word.box[2]) / 2, (word.box[1] + word.box[3]) / 2
                 box = true[word.text]
+                heights.append(
+                    max(0, min(word.box[3], box.bottom) - max(word.box[1], box.top)) / (box.bottom - box.top)
+                )
                 inside += box.left <= x <= box.right and box.top <= y <= box.bottom
                 total += 1
     assert total >= 30 and inside >= 0.85 * total
+    assert np.mean(heights) >= 0.85  # of a line's height lies in the box; in the rows of visual tokens, 0.75 did
