@@ -286,7 +286,8 @@ def pareto(choices: Sequence[Choice]) -> list[Choice]:
 
     Of equal reads there is one, taken from those within LEAST_GAIN of the best: the one with the fewest focal layers,
     since a selection costs time that a dense layer does not take; then one whose layer 0 does not select, since its
-    query knows only the last token; then the one that recovers most.
+    query knows only the last token; then one fixation per KV head, whose own mass, of which `recovered` is a share, is
+    the larger; then the one that recovers most.
     """
     best: list[Choice] = []
     for _, group in groupby(sorted(choices, key=lambda choice: choice.reads), key=lambda choice: choice.reads):
@@ -299,9 +300,9 @@ def pareto(choices: Sequence[Choice]) -> list[Choice]:
     return best
 
 
-def _plainness(choice: Choice) -> tuple[int, bool, float]:
-    focal = choice.policy.focal_layers
-    return len(focal), 0 in focal, -choice.recovered
+def _plainness(choice: Choice) -> tuple[int, bool, bool, float]:
+    policy = choice.policy
+    return len(policy.focal_layers), 0 in policy.focal_layers, not policy.per_kv_head, -choice.recovered
 
 
 def candidates(choices: Sequence[Choice], least_recovered: float, most: int) -> list[Choice]:

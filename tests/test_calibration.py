@@ -181,16 +181,18 @@ def test_the_front_leaves_out_what_costs_more_for_nothing():
 
 
 def test_of_equal_reads_the_one_with_fewer_focal_layers_is_taken_where_it_recovers_as_much():
-    def made(focal, dense, recovered_mass, reads=0.5):
-        return Choice(FixationPolicy(focal, dense), recovered_mass, reads)
+    def made(focal, dense, recovered_mass, reads=0.5, per_kv_head=True):
+        return Choice(FixationPolicy(focal, dense, per_kv_head=per_kv_head), recovered_mass, reads)
 
     many, few = made((1, 2, 4), (), 0.99), made((2, 5), (0,), 0.99 - LEAST_GAIN / 2)
     layer_0 = made((0, 2), (5,), 0.99 - LEAST_GAIN / 4)
-    far, shared = made((5,), (0, 2), 0.99 - 2 * LEAST_GAIN), made((2, 5), (0,), 0.99 - LEAST_GAIN / 3)
+    far, better = made((5,), (0, 2), 0.99 - 2 * LEAST_GAIN), made((2, 4), (0,), 0.99 - LEAST_GAIN / 3)
+    shared = made((2, 5), (0,), 0.99, per_kv_head=False)
     dear = made((2, 4, 5), (0,), 0.99 + 3 * LEAST_GAIN, reads=0.7)
     assert pareto([many, few, far, dear]) == [few, dear]
     assert pareto([many, layer_0, few]) == [few]
-    assert pareto([many, few, shared]) == [shared]
+    assert pareto([many, few, better]) == [better]
+    assert pareto([shared, few]) == [few]
     assert pareto([many, far]) == [many]
     assert candidates([many, few, dear], 0.9, 1) == [few]
 
