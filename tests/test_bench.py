@@ -10,8 +10,9 @@ import pytest
 
 from fastocr_trt.backends import BackendRecord, EngineFile
 from fastocr_trt.bench import memory as bench_memory
-from fastocr_trt.bench.matrix import Case, Options, Prompt, cases, check_capacities, row_bound
+from fastocr_trt.bench.matrix import Case, Options, Prompt, cases, check_capacities, merge_keeps, row_bound
 from fastocr_trt.bench.measure import Spread, Turns
+from fastocr_trt.bench.results import Change
 from fastocr_trt.bench.runners import FilledSteps, PrefilledSteps, PromptTurn, variants
 from fastocr_trt.bench.sessions import FilledSession, filled_session, made_up_image, made_up_prompt
 from fastocr_trt.errors import FastOCRError
@@ -72,6 +73,17 @@ class TestMatrix:
         assert row_bound(policy, 28, fast) == pytest.approx(28 * 4352 / (3 * 4352 + 25 * (205 + 256)))
         assert row_bound(policy, 28, dataclasses.replace(fast, keep=1.0)) == row_bound(policy, 28, fast.dense) == 1
 
+    def test_keeps_of_the_same_fixation_are_measured_once(self):
+        policy = FixationPolicy((2, 5), min_tokens=8)
+        wanted = cases(options(visual_tokens=[128, 1024], keeps=[0.02, 0.05, 0.1], batches=[1, 2]))
+        kept, told = merge_keeps(wanted, policy)
+        assert len(kept) == 2 * ((1 + 2) + (1 + 3))
+        assert {c.keep for c in kept if c.visual_tokens == 128} == {None, 0.02, 0.1}
+        assert told == [
+            "--keep 0.02 and 0.05 are the same 8, the policy's min_tokens, of 128 visual tokens: measured once, as 0.02"
+        ]
+        assert merge_keeps(kept, policy) == (kept, [])
+
 
 class TestTurns:
     def test_every_round_runs_all_variants_and_warm_up_does_not_count(self):
@@ -97,6 +109,48 @@ class TestTurns:
             turns.run(rounds=9, warmup=1)
         assert turns.spread("a", "n") == Spread(25.0, 22.5, 27.5, 2)
         assert turns.spread("a", "other") is None
+
+    def test_a_ratio_is_of_the_same_round(self):
+        """A round that is ten times as slow as the others is so for both, and does not move their ratio."""
+        times = iter([(30.0, 10.0), (320.0, 100.0), (31.0, 10.0), (33.0, 10.0)] * 2)
+        now = {}
+
+        def variant(name, place):
+            if name in now or not now:
+                now.clear()
+                now["both"] = next(times)
+            now[name] = True
+            return {"ms": now["both"][place]}
+
+        turns = Turns({"dense": lambda: variant("dense", 0), "fast": lambda: variant("fast", 1)})
+        turns.run(rounds=4, warmup=0)
+        assert sorted(turns.samples["fast"]["ms"]) == [10, 10, 10, 100]
+        assert turns.ratio("dense", "fast", "ms") == Spread(*map(pytest.approx, (3.15, 3.075, 3.225)), 4)
+        turns.samples["dense"]["ms"].append(1.0)  # a round that Ctrl-C stopped
+        assert turns.ratio("dense", "fast", "ms").count == 4
+        assert turns.ratio("dense", "other", "ms") is None
+
+
+class TestChanges:
+    @pytest.mark.parametrize(
+        ("new", "count", "machine", "told"),
+        [
+            (80.0, 7, 1.0, "faster"),
+            (120.0, 7, 1.0, "slower"),
+            (80.0, 6, 1.0, "too few rounds"),
+            (91.0, 7, 1.0, "within the spread"),  # the quartiles do not meet, which is not enough
+            (80.0, 7, 0.82, "the machine changed"),
+            (80.0, 7, 0.6, "the machine changed"),  # by more than the engine: it may have become slower
+            (80.0, 7, 1.3, "faster"),
+            (103.0, 7, 0.6, "within the spread"),
+        ],
+    )
+    def test_only_what_is_beyond_the_spread_and_the_machine_is_a_change(self, new, count, machine, told):
+        old, now = Spread(100.0, 97.0, 103.0, 7), Spread(new, new - 3, new + 3, count)
+        assert Change(case(), "step_ms", old, now, machine).verdict == told
+        rate, rates = Spread(10.0, 9.7, 10.3, 7), Spread(1e3 / new, 1e3 / new - 0.3, 1e3 / new + 0.3, count)
+        assert Change(case(), "decode_tokens_per_s", rate, rates, machine).verdict == told
+        assert Change(case(), "step_ms", dataclasses.replace(old, count=count), now, machine).verdict == told
 
 
 class TestSessions:
@@ -260,8 +314,11 @@ class TestEstimates:
         pytest.importorskip("torch", reason="random weights need the extra `export`")
         from fastocr_trt.export.checkpoint import Checkpoint
         from fastocr_trt.export.engine_directory import read_config
-        from fastocr_trt.export.random_checkpoint import random_checkpoint
+        from fastocr_trt.export.families import qwen2_5_vl
+        from fastocr_trt.export.random_checkpoint import random_checkpoint, random_config
 
+        for name in SHAPES:
+            assert qwen2_5_vl.decoder_shape(random_config(SHAPES[name])) == SHAPES[name].decoder
         shape = dataclasses.replace(SHAPES["tiny"], tied=False)
         folder = random_checkpoint(tmp_path / "checkpoint", shape)
         family, _, shapes = read_config(folder)

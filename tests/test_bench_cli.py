@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,18 +45,33 @@ def test_a_table_with_the_machine_above_it(measure):
     pytest.importorskip("onnx", reason="attention alone needs onnx")
     code, out, err = measure("--repeats", "2", "--keep", "0.1,0.5", "--batch", "1,2")
     assert (code, err) == (0, "")
-    head, table = out.split("\n\n")
+    head, prompts, table = out.split("\n\n")
     assert "cores" in head and "onnxruntime 1." in head and "6 layers" in head and "2 rounds" in head
     assert "threads 1, visual tokens 48, text tokens 8" in head
-    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
+    heads, rows = cells_of(prompts)
+    assert heads == ["batch", "vision, ms", "prefill, tokens/s", "first token, ms"]
+    assert [row[0] for row in rows] == ["1", "2"] and all(" to " in cell for row in rows for cell in row[1:])
+    heads, rows = cells_of(table)
     assert heads[:3] == ["batch", "mode", "keep"]
     assert [row[:3] for row in rows] == [
         [b, m, k] for b in "12" for m, k in (("dense", ""), ("fast", "0.1"), ("fast", "0.5"))
     ]
     cells = dict(zip(heads, rows[1], strict=True))
-    assert cells["step, dense/fast"].endswith("x") and cells["row bound of attention"].endswith("x")
+    assert re.fullmatch(r"[\d.]+x \([\d.]+ to [\d.]+\)", cells["step, dense/fast"])
+    assert cells["row bound of attention"].endswith("x")
     assert all(" to " in cells[name] for name in heads if name.endswith((", ms", "tokens/s")))
     assert all(row[heads.index("visual reads")] == "100%" for row in rows if row[1] == "dense")
+
+
+def cells_of(table: str) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of a Markdown table."""
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
+    return heads, rows
+
+
+def test_one_round_shows_no_spread(measure):
+    code, out, err = measure("--repeats", "1", "--tests", "prompt,decode")
+    assert (code, err) == (0, "") and " to " not in out.split("\n\n", 1)[1] and "One round (2 decode steps)" in out
 
 
 def test_json_and_csv_hold_the_same(saved, measure):
@@ -65,20 +81,53 @@ def test_json_and_csv_hold_the_same(saved, measure):
     assert (dense["case"]["mode"], dense["case"]["keep"], fast["case"]["keep"]) == ("dense", None, 0.05)
     step = fast["measured"]["step_ms"]
     assert step["count"] == 2 and step["low"] <= step["median"] <= step["high"]
-    assert fast["speedup"]["step_ms"] == pytest.approx(dense["measured"]["step_ms"]["median"] / step["median"])
+    speedup = fast["speedup"]["step_ms"]
+    assert speedup["count"] == 2 and 0 < speedup["low"] <= speedup["median"] <= speedup["high"]
+    assert run["yardstick"]["count"] == 2 and dense["speedup"] == {}
     code, out, _ = measure("--repeats", "1", "--tests", "decode", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0 and [row["mode"] for row in rows] == ["dense", "fast"]
     assert float(rows[1]["row_bound"]) == pytest.approx(fast["row_bound"])
     assert rows[0]["machine_processor"] == run["environment"]["machine"]["processor"]
     assert float(rows[0]["step_ms_median"]) > 0 and rows[0]["attention_ms_median"] == ""
+    assert rows[0]["step_ms_speedup_low"] == "" and float(rows[1]["step_ms_speedup_low"]) > 0
+    environment = run["environment"]
+    assert json.loads(rows[0]["policy"]) == environment["policy"] and rows[0]["python"] == environment["python"]
+    assert (rows[0]["repeats"], rows[0]["warmup"], rows[0]["provider"]) == ("1", "0", "cpu")
+    lists = ("machine", "model")
+    assert {f"{name}_{field}" for name in lists for field in environment[name]} <= rows[0].keys()
+    assert float(rows[0]["yardstick_ms_median"]) > 0
 
 
 def test_an_earlier_run_is_set_beside(saved, measure):
-    code, out, err = measure("--repeats", "1", "--tests", "decode", "--keep", "0.05,0.2", "--compare", str(saved))
-    assert (code, err) == (0, "")
-    table = out.split("new/old")[1]
-    assert table.count("decode step, ms") == table.count("decode, tokens/s") == 2  # keep 0.2 was not measured before
+    code, out, err = measure("--repeats", "1", "--tests", "decode", "--keep", "0.2,0.5", "--compare", str(saved))
+    assert code == 0 and re.fullmatch(r"warning: the earlier run has 2 rounds and this one 1: .* --repeats 7 .*\n", err)
+    heads, rows = cells_of(out[out.rindex("\n\n") :])
+    assert [row[heads.index("measured")] for row in rows] == ["decode step, ms", "decode, tokens/s"]  # dense alone
+    assert heads[-1] == "change" and {row[-1] for row in rows} == {"too few rounds"}
+    assert "The machine itself: " in out
+
+
+def test_a_prompt_is_compared_once_for_all_modes(measure, tmp_path):
+    path = tmp_path / "old.json"
+    assert measure("--repeats", "1", "--tests", "prompt", "--format", "json", "-o", str(path))[0] == 0
+    code, out, _ = measure("--repeats", "1", "--tests", "prompt", "--keep", "0.1,0.5", "--compare", str(path))
+    heads, rows = cells_of(out[out.rindex("\n\n") :])
+    assert code == 0 and heads == ["measured", "old", "new", "new/old", "change"]
+    assert [row[0] for row in rows] == ["vision, ms", "prefill, tokens/s", "first token, ms"]
+
+
+def test_keeps_of_the_same_fixation_are_measured_once_and_told(measure):
+    code, out, err = measure("--repeats", "1", "--tests", "decode", "--keep", "0.02,0.05", "--mode", "fast")
+    assert code == 0 and "keep 0.02" in out and len(cells_of(out.split("\n\n")[1])[1]) == 1
+    assert err.startswith("note: --keep 0.02 and 0.05 are the same 8") and len(err.splitlines()) == 1
+
+
+def test_more_threads_than_cores_are_warned_of(measure, monkeypatch):
+    monkeypatch.setattr("fastocr_trt.bench.environment.usable_cores", lambda: 1)
+    code, _, err = measure("--repeats", "1", "--tests", "decode", "--threads", "1,2")
+    assert code == 0 and err.startswith("warning: --threads 2 on the 1 core that this process may use")
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -88,6 +137,9 @@ def test_an_earlier_run_is_set_beside(saved, measure):
         (lambda run: run["environment"]["versions"].update(onnxruntime="0.1"), "versions differ: .*onnxruntime 0.1"),
         (lambda run: run["environment"]["model"].update(weights="int4"), "model differs: .*weights int4"),
         (lambda run: run["results"].pop() and run["results"].pop(), "none of these cases"),
+        (lambda run: [result.update(measured={}) for result in run["results"]], "none of these cases"),
+        (lambda run: run.update(steps=5), "decode steps differ: it was 5, and is 2"),
+        (lambda run: run.update(provider="cuda"), "provider differs: it was cuda"),
         (lambda run: run.update(schema_version=9), "schema version is 9"),
         (lambda run: run.pop("steps"), "is not a run of fastocr-bench .*lacks .'steps'"),
         (lambda run: run["environment"].update(date="1970-01-01"), None),
@@ -95,8 +147,6 @@ def test_an_earlier_run_is_set_beside(saved, measure):
     ],
 )
 def test_runs_that_do_not_compare_are_refused_before_measuring(saved, measure, monkeypatch, change, told):
-    import re
-
     run = json.loads(saved.read_text())
     change(run)
     saved.write_text(json.dumps(run))
@@ -124,8 +174,6 @@ def test_runs_that_do_not_compare_are_refused_before_measuring(saved, measure, m
     ],
 )
 def test_a_mistake_is_one_sentence(measure, arguments, told, tmp_path, monkeypatch):
-    import re
-
     monkeypatch.chdir(tmp_path)
     code, out, err = measure(*arguments)
     assert (code, out) == (2, "") and len(err.splitlines()) == 1 and re.search(told, err), err
@@ -218,6 +266,58 @@ def test_a_shape_that_cannot_be_made_is_refused_at_once(measure, arguments, told
     monkeypatch.setattr(bench.common, "import_exporter", lambda: pytest.fail("it was exported"))
     code, out, err = measure(*arguments, engine=False)
     assert (code, out) == (2, "") and told in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("which", "cores", "told"),
+    [
+        (["--shape", "tiny"], None, "model differs: it was name demo"),
+        (["--shape", "tiny"], 99, "machine differs: .* 99 cores"),
+        ([], 99, "machine differs: .* 99 cores"),
+    ],
+)
+def test_nothing_is_exported_for_a_run_that_does_not_compare(saved, measure, monkeypatch, tmp_path, which, cores, told):
+    run = json.loads(saved.read_text())
+    machine = run["environment"]["machine"]
+    machine.update(cores=cores or machine["cores"])
+    saved.write_text(json.dumps(run))
+    monkeypatch.setattr(bench.common, "import_exporter", lambda: pytest.fail("it was exported"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where there is no demo engine
+    monkeypatch.chdir(tmp_path)
+    code, out, err = measure(*which, "--tests", "decode", "--compare", str(saved), engine=False)
+    assert (code, out) == (2, "") and re.search(told, err) and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("place", [None, "kept"])
+def test_torch_leaves_no_folder_of_its_compiler(tmp_path, place):
+    """Unless the user names one."""
+    pytest.importorskip("torch", reason="exporting needs the extra `export`")
+    script = (
+        "from fastocr_trt.cli import _common\n"
+        "_common.import_exporter()\n"
+        "from torch._inductor.runtime.cache_dir_utils import cache_dir\n"
+        "print(cache_dir())\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    environment["TMPDIR"] = str(tmp_path)
+    if place is not None:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / place)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and Path(done.stdout.strip()).parent == tmp_path, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [place] * (place is not None)
+
+
+def test_the_plan_of_a_shape_is_what_is_made(measure, monkeypatch, demo_engine_dir, tmp_path):
+    """A run of --shape compares with another run of it: what is checked beforehand is what is written."""
+    monkeypatch.setattr(bench, "_made_engine", lambda *given: demo_engine_dir)
+    path = tmp_path / "old.json"
+    shape = ["--shape", "tiny", "--layers", "3", "--tests", "decode", "--repeats", "1"]
+    assert measure(*shape, "--format", "json", "-o", str(path), engine=False)[0] == 0
+    model = json.loads(path.read_text())["environment"]["model"]
+    assert (model["name"], model["num_layers"], model["hidden_size"], model["dtype"]) == ("tiny", 3, 256, "fp32")
+    assert measure(*shape, "--compare", str(path), engine=False)[0] == 0
+    code, _, err = measure(*shape[:2], *shape[4:], "--compare", str(path), engine=False)
+    assert code == 2 and "num_layers 3" in err and "num_layers 4" in err
 
 
 def test_an_engine_is_measured_without_torch(demo_engine_dir):
