@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
 import io
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -193,9 +195,9 @@ def stderr_console() -> Console:
 
 def import_exporter() -> Callable:
     """`export_engine`, or MissingDependencyError that names the extra `export`."""
+    _leave_no_compiler_folder()
     try:
-        with _no_compiler_folder():
-            from ..export.engine_directory import export_engine
+        from ..export.engine_directory import export_engine
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("fastocr_trt"):
             raise
@@ -206,20 +208,13 @@ def import_exporter() -> Callable:
     return export_engine
 
 
-@contextmanager
-def _no_compiler_folder() -> Iterator[None]:
-    """torch makes a folder for what it compiles, in the temporary directory, as soon as its tracer is imported, and
-    leaves it. Nothing is compiled here: within the block it lies in one that is removed."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    if name in os.environ:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="fastocr-") as folder:
-        os.environ[name] = folder
-        try:
-            yield
-        finally:
-            del os.environ[name]
+def _leave_no_compiler_folder() -> None:
+    """torch makes a folder for what it compiles in the temporary directory as soon as it traces, and leaves it there.
+    Nothing is compiled here: unless the user has a place for it, it goes when the process ends."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="fastocr-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
 
 
 # -- types of options: argparse shows their ArgumentTypeError as one line and exits with 2 --
