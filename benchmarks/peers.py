@@ -29,6 +29,7 @@ from _models import DEMO
 from PIL import Image
 
 from fastocr_trt.bench.measure import Spread, Turns
+from fastocr_trt.counts import plural
 from fastocr_trt.demo.pages import SEEDS, generate_page
 from fastocr_trt.export.engine_directory import export_engine
 from fastocr_trt.export.random_checkpoint import random_checkpoint
@@ -155,14 +156,17 @@ def main() -> None:
         task = bar.add_task("pages", total=len(names) * (args.rounds + 1))
         turns.run(args.rounds, 1, lambda name: bar.update(task, advance=1, description=name[0]))
     rows = [_row(name, turns, texts, args.pages) for name in readers]
-    columns = ["reader", "decode, tokens/s", "against transformers", "first token, ms", "against transformers"]
+    columns = ["reader"]
+    for what in ("decode, tokens/s", "first token, ms"):
+        columns += [what, f"{what.split(',')[0]}: times as fast as transformers"]
     columns += ["pages with the tokens of transformers"]
     length = statistics.fmean(len(texts[YARDSTICK, page]) for page in range(args.pages))
     reads = manifest.policy.mean_visual_reads(args.visual_tokens, manifest.decoder.num_layers)
     about = (
         f"{args.shape or 'The demo'}, {manifest.decoder.num_layers} layers. Pages: {args.pages}, of "
         f"{args.visual_tokens} visual tokens, {length:.0f} tokens written on each; a fast step reads {reads:.0%} of "
-        f"the page. Medians (quartiles) over {args.rounds} rounds of all pages."
+        f"the page. Medians (quartiles) over {plural(args.rounds, 'round')} of all pages. Times as fast: above 1 is "
+        "faster than transformers; ratios of the same page in the same round."
     )
     versions = header(args.threads, "torch", "transformers", "onnxruntime-genai")
     section = "peers" if args.shape is None else f"peers {args.shape}"
@@ -175,17 +179,23 @@ def _turn(read: Read, image: Image.Image, texts: dict, name: tuple[str, int]) ->
 
 
 def _row(name: str, turns: Turns, texts: dict, count: int) -> list[str]:
-    def spread(reader: str, quantity: str) -> Spread:
-        return Spread.of([value for page in range(count) for value in turns.samples[reader, page][quantity]])
+    def samples(reader: str, quantity: str) -> list[float]:
+        return [value for page in range(count) for value in turns.samples[reader, page][quantity]]
 
     cells = [name]
     for quantity in ("tokens_per_s", "first_ms"):
-        mine, theirs = spread(name, quantity), spread(YARDSTICK, quantity)
-        digits = 0 if mine.median >= 100 else 1
-        cells.append(f"{mine.median:.{digits}f} ({mine.low:.{digits}f} to {mine.high:.{digits}f})")
-        cells.append(f"{mine.median / theirs.median:.2f}x")
+        mine, theirs = samples(name, quantity), samples(YARDSTICK, quantity)
+        shown = Spread.of(mine)
+        cells.append(_spread(shown, 0 if shown.median >= 100 else 1))
+        times = Spread.of_ratios(theirs, mine) if quantity == "first_ms" else Spread.of_ratios(mine, theirs)
+        cells.append(_spread(times, 2, "x"))
     equal = sum(texts[name, page] == texts[YARDSTICK, page] for page in range(count))
     return [*cells, f"{equal} of {count}"]
+
+
+def _spread(spread: Spread, digits: int, unit: str = "") -> str:
+    median = f"{spread.median:.{digits}f}{unit}"
+    return f"{median} ({spread.low:.{digits}f} to {spread.high:.{digits}f})" if spread.count > 1 else median
 
 
 if __name__ == "__main__":

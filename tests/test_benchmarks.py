@@ -169,6 +169,19 @@ def test_every_form_of_the_attention_stack_computes_the_same():
     assert np.abs(results["a tenth fixated"] - results["sliced"]).max() > 1e-2
 
 
+def test_peers_are_times_as_fast_in_tokens_per_second_and_to_the_first_token():
+    pytest.importorskip("torch", reason="transformers is one of the peers")
+    from peers import YARDSTICK, _row
+
+    from fastocr_trt.bench.measure import Turns
+
+    turns, names = Turns({}), (YARDSTICK, "twice as fast")
+    turns.samples[YARDSTICK, 0] = {"tokens_per_s": [10.0, 5.0, 20.0], "first_ms": [80.0, 160.0, 40.0]}
+    turns.samples[names[1], 0] = {"tokens_per_s": [20.0, 10.0, 40.0], "first_ms": [40.0, 80.0, 20.0]}
+    _, _, decode, _, first, equal = _row(names[1], turns, {(name, 0): [1] for name in names}, 1)
+    assert decode == first == "2.00x (2.00 to 2.00)" and equal == "1 of 1"
+
+
 def test_results_replace_their_own_section_only(tmp_path):
     from _common import save
 
