@@ -110,7 +110,10 @@ class BatchRun:
             trace = None
             if self._recorder is not None:
                 trace = self._recorder.trace(number, page, text, self.reading.mode, self.tokenizer)
-            results.append(ParseResult(text, page.token_ids, page.finish_reason, timings, visual, reads, shrunk, trace))
+            sure = page.mean_probability
+            results.append(
+                ParseResult(text, page.token_ids, page.finish_reason, timings, visual, reads, shrunk, sure, trace)
+            )
         return results
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from .loop_guard import LoopGuard
-from .sampling import Sampler
+from .sampling import Sampler, log_probability
 from .session import Mode, Session
 
 FinishReason = Literal["stop", "length", "loop"]
@@ -19,11 +20,13 @@ FinishReason = Literal["stop", "length", "loop"]
 class PageState:
     """What is known of one page while it is written. token_ids excludes the stop token.
 
+    log_probabilities: of each token, the model's own, where the session tells them (see `HostSession`), else empty.
     chosen: tokens that were chosen for it, with the stop token and what was cut off: one more than its decode steps.
     """
 
     limit: int
     token_ids: list[int] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     guard: LoopGuard | None = None
     chosen: int = 0
@@ -31,6 +34,13 @@ class PageState:
     @property
     def active(self) -> bool:
         return self.finish_reason is None
+
+    @property
+    def mean_probability(self) -> float | None:
+        """Geometric mean over token_ids; None where it is not known, or there are none."""
+        kept = self.log_probabilities[: len(self.token_ids)]  # a guard may have cut the text since
+        mean = math.exp(sum(kept) / len(kept)) if kept else math.nan
+        return None if math.isnan(mean) else mean
 
     def accept(self, token: int, stop_token_ids: Sequence[int]) -> None:
         """Take the next token and decide whether the page goes on."""
@@ -60,16 +70,21 @@ def decode(
     A session that runs steps in groups is told only after a group which pages ended in it: they run on until then, and
     those tokens are dropped, so that the text is the same as step by step.
     """
+    on_host = getattr(session, "logits_on_host", False)
     steps, tokens = 0, session.next_tokens()[None]
     while True:
         before = [page.active for page in pages]
         for row, chosen in enumerate(tokens):
+            logits = session.logits() if on_host or not sampler.greedy else None
             if not sampler.greedy:
-                chosen = sampler.sample(session.logits())
+                chosen = sampler.sample(logits)
                 session.choose(chosen)
-            for page, token in zip(pages, chosen.tolist(), strict=True):
-                if page.active:
-                    page.accept(token, stop_token_ids)
+            for b, (page, token) in enumerate(zip(pages, chosen.tolist(), strict=True)):
+                if not page.active:
+                    continue
+                if on_host:
+                    page.log_probabilities.append(log_probability(logits[b], token))
+                page.accept(token, stop_token_ids)
             yield steps - len(tokens) + 1 + row
             now = [page.active for page in pages]
             if not any(now):

@@ -1,4 +1,4 @@
-"""Where a line of text stands on a page, to the pixel: visual tokens tell its row of 28 pixels, the ink tells the rest."""
+"""Where a line of text stands on a page, to the pixel: visual tokens tell its row of them, ink the rest."""
 
 from __future__ import annotations
 

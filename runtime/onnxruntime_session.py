@@ -36,6 +36,7 @@ class OnnxRuntimeSession:
     ) -> None:
         self.manifest = manifest
         self.device = Device(provider)
+        self.logits_on_host = provider == "cpu"
         self._directory = directory
         self._threads = threads
         self._share_weights = _shares(manifest) if share_weights is None else share_weights

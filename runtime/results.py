@@ -43,6 +43,8 @@ class ParseResult:
     visual_tokens: rows the page takes in the visual bank.
     mean_visual_reads: share of them that a decode step read, mean over layers and steps; 1.0 is dense.
     resized_to_fit: the page was made smaller than the model wanted, because the engine holds fewer visual tokens.
+    mean_probability: the model's own for its tokens, geometric mean: a low one tells of a page that it could not read.
+        None where logits stay on a GPU (all but ONNX Runtime's CPU provider), or nothing was written.
     trace: what the model looked at, where the engine was loaded with trace=True.
     """
 
@@ -53,4 +55,5 @@ class ParseResult:
     visual_tokens: int
     mean_visual_reads: float
     resized_to_fit: bool
+    mean_probability: float | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)

@@ -60,6 +60,13 @@ class Sampler:
         return place if ids is None else int(ids[place])
 
 
+def log_probability(logits: NDArray[np.floating], token: int) -> float:
+    """Natural logarithm of `token`'s share in the softmax of logits [vocab_size]; NaN where they are not numbers."""
+    with np.errstate(invalid="ignore"):
+        above = logits - logits.max()
+        return float(above[token] - np.log(np.exp(above).sum()))
+
+
 def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     """Ids of the fewest likeliest tokens with a mass of at least top_p, likeliest first, ties by lower id."""
     candidates = np.arange(len(weights))

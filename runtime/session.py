@@ -69,6 +69,12 @@ class Session(Protocol):
         ...
 
 
+class HostSession(Session, Protocol):
+    """A session whose `logits` are in the host's memory, so that looking at them costs next to nothing."""
+
+    logits_on_host: bool
+
+
 class GroupedSession(Session, Protocol):
     """A session whose host reads tokens behind the device: several steps are given to it before the first is read.
 

@@ -56,14 +56,13 @@ class TraceRecorder:
         grown = [b for b, page in enumerate(pages) if len(page.token_ids) > len(self._steps[b])]
         if not grown:
             return
-        masses, logits = self._session.focal_masses(), self._session.logits()
+        masses = self._session.focal_masses()
         for b in grown:
-            row = logits[b].astype(np.float64)
-            top = row.max()
-            log_probability = row[pages[b].token_ids[-1]] - top - np.log(np.exp(row - top).sum())
             rows, mass = heaviest(masses[b], self._places[b], self._per_kv_head)
             page_mass = masses[b].sum(-1).astype(np.float16)
-            self._steps[b].append((np.float16(log_probability), rows, mass.astype(np.float16), page_mass))
+            self._steps[b].append(
+                (np.float16(pages[b].log_probabilities[-1]), rows, mass.astype(np.float16), page_mass)
+            )
             if (guard := self._guards[b]) is None or not pages[b].active:
                 continue
             if (kept := guard.push(pages[b].token_ids[-1], masses[b])) is not None:

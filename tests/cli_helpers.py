@@ -16,10 +16,12 @@ from fastocr_trt.runtime.results import ParseResult, Timings
 Outcome = Callable[[int], "ParseResult | BaseException"]
 
 
-def result(text: str = "some text", finish_reason: str = "stop", resized: bool = False) -> ParseResult:
+def result(
+    text: str = "some text", finish_reason: str = "stop", resized: bool = False, sure: float | None = None
+) -> ParseResult:
     """A page as an engine gives it back."""
     timings = Timings(preprocess=0.1, vision=0.2, prefill=0.3, first_token=0.6, decode=2.0, total=2.6, decode_steps=8)
-    return ParseResult(text, list(range(9)), finish_reason, timings, 64, 0.5, resized)
+    return ParseResult(text, list(range(9)), finish_reason, timings, 64, 0.5, resized, sure)
 
 
 @dataclass

@@ -40,7 +40,17 @@ def test_the_sample_page_is_read(demo_engine_dir, capsys, mode):
     shown = capsys.readouterr()
     assert shown.out == text_of(3)
     share = "100.0%" if mode == "dense" else "53.1%"
-    assert f"128 visual tokens, a step read {share} of them; finished by 1 stop" in shown.err
+    assert shown.err.endswith(f"128 visual tokens, a step read {share} of them; finished by 1 stop\n")
+    assert "unsure" not in shown.err
+
+
+def test_a_page_that_it_cannot_read_is_not_passed_off_as_read(demo_engine_dir, tmp_path, capsys):
+    page = Image.open(PAGE)
+    page.resize((page.width * 2, page.height * 2)).save(tmp_path / "large.png")
+    assert run(parse.main, tmp_path / "large.png", "--engine", demo_engine_dir, "--threads", "1") == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip() != text_of(3).strip()
+    assert "large.png: the reader is unsure of what it wrote (mean probability 0." in shown.err
 
 
 class Terminal(io.StringIO):

@@ -112,6 +112,7 @@ def test_json_is_what_the_documentation_says(use, tmp_path, capsys):
             "visual_tokens": 64,
             "mean_visual_reads": 0.5,
             "tokens": 9,
+            "mean_probability": None,
             "timings": {
                 "preprocess": 0.1,
                 "vision": 0.2,
@@ -133,6 +134,7 @@ def test_json_is_what_the_documentation_says(use, tmp_path, capsys):
         "visual_tokens": 64,
         "mean_visual_reads": 0.5,
         "finish_reasons": {"stop": 1},
+        "unsure": 0,
     }
 
 
@@ -159,6 +161,20 @@ def test_an_unfinished_page_is_never_hidden(use, tmp_path, capsys, reason):
     warning = capsys.readouterr().err
     assert warning.startswith(f"warning: {page}: ")
     assert ("cut off after 9 tokens" if reason == "length" else "repeated itself") in warning
+
+
+def test_a_page_that_was_guessed_at_is_said(use, tmp_path, capsys):
+    use(lambda number: result(sure=(0.28, 0.8, None)[number]))
+    page = tiff(tmp_path / "a.tif", 3)
+    assert run(page, "--format", "json") == 0
+    shown = capsys.readouterr()
+    warnings = [line for line in shown.err.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 1 and f"{page}, page 1: the reader is unsure of what it wrote" in warnings[0]
+    assert "(mean probability 0.28)" in warnings[0]
+    assert shown.err.splitlines()[-1].endswith("finished by 3 stop; the reader is unsure of 1 page")
+    output = json.loads(shown.out)
+    assert [each["mean_probability"] for each in output["pages"]] == [0.28, 0.8, None]
+    assert output["summary"]["unsure"] == 1
 
 
 def test_a_page_made_smaller_is_said(use, tmp_path, capsys):

@@ -132,6 +132,50 @@ def test_sampling_puts_its_token_in_place_of_the_greedy_one():
     assert session.chosen == [[5], [6], [1]]
 
 
+class Host(Notebook):
+    """Its logits are at hand: the scripted token has three times the mass of each of the 199 others together."""
+
+    logits_on_host = True
+
+    def logits(self):
+        return super().logits() / 100 * np.float32(np.log(3 * 199))
+
+
+def test_the_mean_probability_is_that_of_the_tokens_that_are_kept():
+    pages = [PageState(9), PageState(9)]
+    for _ in decode(Host(2, [[5, 1], [6, 7], [1, 7]]), pages, (1,), "fast", Sampler(0.0, 1.0, 0)):
+        pass
+    assert [len(page.token_ids) for page in pages] == [2, 0]
+    assert pages[0].mean_probability == pytest.approx(0.75)
+    assert pages[1].mean_probability is None
+    pages[0].log_probabilities[1] = float(np.log(0.03))
+    assert pages[0].mean_probability == pytest.approx(0.15)
+    del pages[0].token_ids[1:]  # as a guard does
+    assert pages[0].mean_probability == pytest.approx(0.75)
+
+
+def test_logits_that_are_not_numbers_have_no_mean():
+    class Broken(Host):
+        def logits(self):
+            return super().logits() * np.float32(np.nan)
+
+    pages = [PageState(9)]
+    for _ in decode(Broken(1, [[5], [1]]), pages, (1,), "fast", Sampler(0.0, 1.0, 0)):
+        pass
+    assert pages[0].token_ids == [5] and pages[0].mean_probability is None
+
+
+def test_logits_on_a_device_are_not_fetched():
+    class Far(Notebook):
+        def logits(self):
+            raise AssertionError("a copy from the device")
+
+    pages = [PageState(9)]
+    for _ in decode(Far(1, [[5], [1]]), pages, (1,), "fast", Sampler(0.0, 1.0, 0)):
+        pass
+    assert pages[0].mean_probability is None
+
+
 def test_a_prompt_that_ends_with_an_image_is_refused():
     chunk = Chunk("visual", np.array([-1]), np.zeros((3, 1), int))
     with pytest.raises(ValueError, match="end with a text token"):

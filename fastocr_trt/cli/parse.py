@@ -148,6 +148,11 @@ class Reader:
             )
         elif record.finish_reason == "loop":
             common.warn(f"{where}: the model repeated itself; the text is kept up to the end of the loop's first turn")
+        if record.unsure:
+            common.warn(
+                f"{where}: the reader is unsure of what it wrote (mean probability {record.mean_probability:.2f}); "
+                "compare it with the page"
+            )
         if record.resized_to_fit:
             common.warn(
                 f"{where}: made smaller to fit the engine's "
