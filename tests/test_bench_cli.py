@@ -288,13 +288,23 @@ def test_nothing_is_exported_for_a_run_that_does_not_compare(saved, measure, mon
     assert (code, out) == (2, "") and re.search(told, err) and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("place", [None, "kept"])
-def test_torch_leaves_no_folder_of_its_compiler(tmp_path, place):
+@pytest.mark.parametrize(
+    ("load", "place"),
+    [
+        ("_common.import_exporter()", None),
+        ("_common.import_exporter()", "kept"),
+        ("calibrate.import_calibrator()", None),
+        ("parity._transformers(ENGINE, Namespace(no_transformers=False, model=None, threads=1))", None),
+    ],
+)
+def test_torch_leaves_no_folder_of_its_compiler(tmp_path, load, place):
     """Unless the user names one."""
     pytest.importorskip("torch", reason="exporting needs the extra `export`")
     script = (
-        "from fastocr_trt.cli import _common\n"
-        "_common.import_exporter()\n"
+        "from argparse import Namespace\n"
+        "from fastocr_trt.cli import _common, calibrate, parity\n"
+        "ENGINE = Namespace(manifest=Namespace(model={'source': 'demo', 'files': {}}))\n"
+        f"{load}\n"
         "from torch._inductor.runtime.cache_dir_utils import cache_dir\n"
         "print(cache_dir())\n"
     )

@@ -92,8 +92,8 @@ def run(
         _settle_stdout()  # the reader went away (`| head`): nobody is left to tell
         return EXIT_PARTIAL
     except (OSError, MemoryError) as error:
-        _settle_stdout()
-        return _report(_system_error(error), options.debug, EXIT_MISTAKE)
+        where = "" if _settle_stdout() else "standard output"
+        return _report(_system_error(error, where), options.debug, EXIT_MISTAKE)
     except Exception as error:
         kind = type(error).__name__
         return _report(
@@ -149,13 +149,16 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _settle_stdout() -> None:
-    """What standard output does not take is dropped, so that the flush at exit does not complain."""
+def _settle_stdout() -> bool:
+    """Whether standard output takes what was printed. Otherwise it is dropped, so that the flush at exit does not
+    complain."""
     try:
         sys.stdout.flush()
+        return True
     except OSError:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
 
 
 def _report(text: str, debug: bool, code: int) -> int:
@@ -165,12 +168,13 @@ def _report(text: str, debug: bool, code: int) -> int:
     return code
 
 
-def _system_error(error: OSError | MemoryError) -> str:
+def _system_error(error: OSError | MemoryError, where: str) -> str:
+    """where: the place of an error that names no file, empty where that is not known."""
     if isinstance(error, MemoryError):
         return "out of memory; use smaller pages (--max-pixels), a smaller --batch or an engine of smaller capacity"
-    where = f"{error.filename}: " if error.filename else ""
+    place = error.filename or where
     way_out = "; make room, or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return f"{where}{error.strerror or error}{way_out}"
+    return f"{f'{place}: ' if place else ''}{error.strerror or error}{way_out}"
 
 
 def warn(text: str) -> None:
@@ -195,7 +199,7 @@ def stderr_console() -> Console:
 
 def import_exporter() -> Callable:
     """`export_engine`, or MissingDependencyError that names the extra `export`."""
-    _leave_no_compiler_folder()
+    leave_no_compiler_folder()
     try:
         from ..export.engine_directory import export_engine
     except ModuleNotFoundError as error:
@@ -208,8 +212,9 @@ def import_exporter() -> Callable:
     return export_engine
 
 
-def _leave_no_compiler_folder() -> None:
-    """torch makes a folder for what it compiles in the temporary directory as soon as it traces, and leaves it there.
+def leave_no_compiler_folder() -> None:
+    """To be called before torch or transformers is imported, which make a folder for what torch compiles in the
+    temporary directory and leave it there.
     Nothing is compiled here: unless the user has a place for it, it goes when the process ends."""
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="fastocr-")

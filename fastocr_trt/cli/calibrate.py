@@ -239,6 +239,7 @@ def _command(options: argparse.Namespace) -> int:
 
 def import_calibrator() -> ModuleType:
     """The module `export.calibrate`, or MissingDependencyError that names the extra `export`."""
+    common.leave_no_compiler_folder()
     try:
         from ..export import calibrate
     except ModuleNotFoundError as error:

@@ -144,6 +144,7 @@ def _transformers(engine: Engine, options: argparse.Namespace):
             "transformers is not installed: only dense and fast are compared (pip install 'fastocr-trt[export]')"
         )
         return None
+    common.leave_no_compiler_folder()
     from ..export.transformers_reader import TransformersReader
 
     return TransformersReader(checkpoint_of(engine, options.model), options.threads)
