@@ -177,10 +177,22 @@ def test_a_full_disk_under_standard_output_is_told_once():
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with full.open("w") as stdout:
-        done = run_process("print('text'); return 0", stdout=stdout, stderr=subprocess.PIPE)
+        done = run_process("print('text'); return 0", stdout=stdout, stderr=subprocess.PIPE, env=buffered)
     assert done.returncode == 2
-    assert done.stderr == "error: No space left on device; make room, or write elsewhere\n"
+    assert done.stderr == "error: standard output: No space left on device; make room, or write elsewhere\n"
+
+
+def test_a_full_disk_under_a_file_names_the_file(tmp_path):
+    target = tmp_path / "out.json"
+    body = (
+        "from fastocr_trt.atomic import whole_file; from pathlib import Path\n"
+        f"    with whole_file(Path({str(target)!r})): raise OSError(28, 'No space left on device')"
+    )
+    done = run_process(body, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {target}: No space left on device; make room, or write elsewhere\n"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError
 from ..fixation import check_keep
 
+LARGEST_COUNT = 2**63 - 1
+
 EXIT_OK = 0
 EXIT_PARTIAL = 1
 EXIT_MISTAKE = 2
@@ -236,7 +238,7 @@ def keep(text: str) -> float:
 
 
 def at_least(lowest: int) -> Callable[[str], int]:
-    """A whole number of at least `lowest`."""
+    """A whole number of at least `lowest`, and no larger than graphs and libraries take."""
 
     def whole_number(text: str) -> int:
         try:
@@ -245,6 +247,10 @@ def at_least(lowest: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < lowest:
             raise argparse.ArgumentTypeError(f"{value} is too small; it must be at least {lowest}")
+        if value > LARGEST_COUNT:
+            raise argparse.ArgumentTypeError(
+                f"a number of {len(text)} digits is too large; give at most {LARGEST_COUNT}"
+            )
         return value
 
     return whole_number
