@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from ..counts import plural
 from ..errors import ExportError
+from ..records import parse_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -77,10 +77,10 @@ class Checkpoint:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in `path`; ExportError where it is missing or unreadable."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ExportError(f"{path.parent} has no {path.name}, {what}; it is not a whole checkpoint") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ExportError(f"{path} cannot be read ({error}); fetch the checkpoint again") from None
     if not isinstance(data, dict):
         raise ExportError(f"{path} holds a {type(data).__name__} where {what} should be; fetch the checkpoint again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,9 +87,11 @@ class TransformersReader:
 
 def _template_of(model: Path) -> str:
     """The chat template of a checkpoint whose tokenizer has none: chat_template.jinja or chat_template.json."""
+    from .checkpoint import read_json
+
     jinja, old = Path(model) / "chat_template.jinja", Path(model) / "chat_template.json"
     if jinja.is_file():
         return jinja.read_text(encoding="utf-8")
-    if old.is_file():
-        return json.loads(old.read_text(encoding="utf-8"))["chat_template"]
+    if old.is_file() and isinstance(template := read_json(old, "its chat template").get("chat_template"), str):
+        return template
     raise ExportError(f"{model} has no chat template: neither its tokenizer nor chat_template.jinja gives one")

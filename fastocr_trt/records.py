@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What the JSON `text` holds. ValueError where it is none, no UTF-8, or nested too deep to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def record(kind: type[Record], data: Any, where: str, least: int = 0) -> Record:
@@ -51,9 +60,10 @@ def checked(value: Any, hint: Any, where: str, least: int = 0) -> Any:
         items = checked(value, dict, where)
         return {key: checked(item, get_args(hint)[1], f"{where}.{key}", least) for key, item in items.items()}
     if hint is float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        number = _float(value)
+        if number is None:
             raise ValueError(f"{where} is {_short(value)}, not a number")
-        return float(value)
+        return number
     if hint is int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{where} is {_short(value)}, not a whole number of at least {least}")
@@ -64,6 +74,20 @@ def checked(value: Any, hint: Any, where: str, least: int = 0) -> Any:
     return value
 
 
+def _float(value: Any) -> float | None:
+    """None where it is no number, or none that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested, or with more digits, than Python writes out
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."

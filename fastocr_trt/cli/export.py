@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from ..errors import FastOCRError, MissingDependencyError
 from ..export.source import DEMO
 from ..fixation import FixationPolicy
 from ..manifest import MANIFEST_NAME, Manifest
+from ..records import parse_json
 from . import _common as common
 
 DESCRIPTION = """\
@@ -93,10 +93,10 @@ def read_policy(path: Path) -> tuple[FixationPolicy, dict | None]:
     FastOCRError where the file holds neither a policy's fields nor {"policy": ..., "calibration": ...}.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FastOCRError(f"there is no policy file {path}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise FastOCRError(f"the policy file {path} is not readable JSON ({error})") from None
     if not isinstance(data, dict) or "policy" not in data:
         return FixationPolicy.from_dict(data), None
