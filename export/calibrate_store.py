@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from ..atomic import whole_file
 from ..calibration import MassRecorder
 from ..errors import FastOCRError
 from ..fixation import FixationPolicy
+from ..records import checked, parse_json, record
 from .masked_reading import Reading
 
 VERSION = 1
@@ -71,24 +71,53 @@ class CalibrationStore:
             np.savez(file, **arrays)
 
     def _load(self) -> None:
-        try:
-            with np.load(self.path, allow_pickle=False) as file:
-                content = json.loads(file["content"].tobytes())
-                head = content["head"]
-                other = [name for name in self._head if name not in head or head[name] != self._head[name]]
-                if not other:
-                    self._dense = {page: Reading(**data) for page, data in content["dense"].items()}
-                    self._tried = {
-                        policy: {page: Reading(**data) for page, data in readings.items()}
-                        for policy, readings in content["tried"].items()
-                    }
-                    self._sums = {page: {} for page in self._dense}
-                    for name in file.files:
-                        page, _, rest = name.partition("/")
-                        if rest:
-                            self._sums[page][rest] = file[name]
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
-            raise FastOCRError(f"{self.path} is not a readable record of a calibration; {WAY_OUT}") from None
+        with self.path.open("rb") as stream:
+            try:
+                other = self._take(stream)
+            except Exception as error:  # NumPy, zip and JSON have a dozen ways to say that a file is damaged
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                raise FastOCRError(
+                    f"{self.path} is not a readable record of a calibration ({reason}); {WAY_OUT}"
+                ) from None
         if other:
             names = ", ".join(name.replace("_", " ") for name in other)
             raise FastOCRError(f"{self.path} is the record of a calibration with other settings ({names}); {WAY_OUT}")
+
+    def _take(self, stream: BinaryIO) -> list[str]:
+        """Take over what the file holds; where its head is another, nothing, and the names that differ are given.
+        Any error where the file is damaged."""
+        with np.load(stream, allow_pickle=False) as file:
+            content = parse_json(file["content"].tobytes())
+            head = checked(content["head"], dict, "head")
+            other = [name for name in self._head if name not in head or head[name] != self._head[name]]
+            if other:
+                return other
+            self._dense = _readings(content["dense"])
+            self._tried = {policy: _readings(readings) for policy, readings in content["tried"].items()}
+            self._sums = {page: {} for page in self._dense}
+            for name in file.files:
+                page, _, rest = name.partition("/")
+                if rest:
+                    self._sums[page][rest] = file[name]
+        self._check_sums()
+        return []
+
+    def _check_sums(self) -> None:
+        """Every page has all its sums, alike in shape and finite: what is chosen rests on them."""
+        if not self._sums:
+            return
+        layers = len(next(iter(self._sums.values()))["visual"])
+        expected = {name: array.shape for name, array in MassRecorder(layers, self._head["keep"]).state().items()}
+        for page, sums in self._sums.items():
+            if {name: array.shape for name, array in sums.items()} != expected:
+                raise ValueError(f"the sums of page {page} are incomplete, or of another model")
+            if not all(array.dtype == np.float64 and np.isfinite(array).all() for array in sums.values()):
+                raise ValueError(f"the sums of page {page} are not numbers")
+
+
+def _readings(data: Any) -> dict[str, Reading]:
+    """By page; ValueError where one is none."""
+    found = {page: record(Reading, reading, "a reading") for page, reading in checked(data, dict, "readings").items()}
+    if not all(type(token) is int for reading in found.values() for token in reading.token_ids):
+        raise ValueError("token_ids are not whole numbers")
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -225,6 +227,41 @@ def test_a_record_of_other_settings_or_a_damaged_one_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(FastOCRError, match="not a readable record"):
         CalibrationStore(path, {"prompt": "a", "keep": (0.05,)})
+
+
+DAMAGES = {
+    "text": lambda content, arrays: content["dense"]["page"].update(text=5),
+    "no tokens": lambda content, arrays: content["dense"]["page"].update(token_ids=None),
+    "no whole token": lambda content, arrays: content["dense"]["page"].update(token_ids=[1.5]),
+    "reads": lambda content, arrays: content["tried"]["{}"]["page"].update(mean_visual_reads="x"),
+    "unknown field": lambda content, arrays: content["dense"]["page"].update(more=1),
+    "list of pages": lambda content, arrays: content.update(dense=[]),
+    "no number": lambda content, arrays: arrays["page/visual"].fill(np.nan),
+    "missing": lambda content, arrays: arrays.pop("page/0.05/1/own"),
+    "shape": lambda content, arrays: arrays.update({"page/importance": np.zeros(3)}),
+    "kind": lambda content, arrays: arrays.update({"page/visual": np.array(["a", "b"])}),
+    "no page": lambda content, arrays: arrays.update({"other/visual": np.zeros(2)}),
+    "head": lambda content, arrays: content.update(head=[]),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "deep"])
+def test_a_record_that_was_tampered_with_is_named_with_a_way_out(tmp_path, damage):
+    path, head = tmp_path / "r.npz", {"prompt": "a", "keep": (0.05,)}
+    store = CalibrationStore(path, head)
+    store.add_dense("page", Reading("text", [1, 2]), MassRecorder(2, (0.05,)))
+    store.save()
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    content = json.loads(arrays["content"].tobytes())
+    content["tried"]["{}"] = {"page": dict(content["dense"]["page"])}
+    text = "[" * 100_000
+    if damage != "deep":
+        DAMAGES[damage](content, arrays)
+        text = json.dumps(content)
+    np.savez(path, **arrays | {"content": np.frombuffer(text.encode(), np.uint8)})
+    with pytest.raises(FastOCRError, match="r.npz is not a readable record.*give --fresh"):
+        CalibrationStore(path, head)
 
 
 def choice(*focal: int) -> Choice:
