@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from PIL import Image, ImageSequence
+from PIL import Image, ImageDraw, ImageSequence
 from trace_helpers import CELL, at, image, trace_of
 
 from fastocr_trt.cli import parse
@@ -17,7 +17,11 @@ from fastocr_trt.cli import trace as command
 from fastocr_trt.cli._traces import TraceFolder
 from fastocr_trt.demo.pages import generate_page
 from fastocr_trt.runtime.trace import Trace
+from fastocr_trt.tracing.browser import shown
+from fastocr_trt.tracing.heat import heat_map
+from fastocr_trt.tracing.legend import DOUBT_ITEM, HEAT_ITEM, WORD_ITEM, frame, with_legend
 
+LEGEND = (HEAT_ITEM, WORD_ITEM, DOUBT_ITEM)
 TEXT = "hello <b>world</b> \N{GRINNING FACE} end"
 
 
@@ -115,10 +119,54 @@ def test_names_that_are_too_long_for_a_file_are_cut(tmp_path):
 def test_png_is_the_page_with_heat_and_boxes(traced, tmp_path):
     assert run(traced, "-o", tmp_path / "out.png") == 0
     picture = np.asarray(Image.open(tmp_path / "out.png"))
-    assert picture.shape == (8 * CELL, 8 * CELL, 3)
+    assert picture.shape[0] > 8 * CELL and picture.shape[1:] == (8 * CELL, 3)
+    assert len(np.unique(picture[8 * CELL :].reshape(-1, 3), axis=0)) > 10  # the legend
+    picture = picture[: 8 * CELL]
     row = picture[3 * CELL : 4 * CELL]
     assert (row[..., 0].astype(int) - row[..., 2] > 60).mean() > 0.5  # the row that was looked at is red
     assert (picture[6 * CELL :] == 255).all()  # what was not looked at is bare
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_letters_keep_their_contrast_under_the_heat(dark):
+    trace = made_up()
+    page = Image.new("L", trace.images[0].resized, 20 if dark else 235)
+    pen = ImageDraw.Draw(page)
+    for x in range(2, page.width, 9):
+        pen.rectangle((x, 3 * CELL + 8, x + 3, 3 * CELL + 20), fill=255 if dark else 0)
+    letters = np.asarray(page)[3 * CELL + 10 : 3 * CELL + 18] == (255 if dark else 0)
+    painted = np.asarray(heat_map(replace(trace, pictures=(page.convert("RGB"),))).convert("L"), int)
+    painted = painted[3 * CELL + 10 : 3 * CELL + 18]
+    assert abs(painted[letters].mean() - painted[~letters].mean()) > 80
+
+
+def test_doubtful_words_are_dashed():
+    picture = Image.new("RGB", (100, 60), "white")
+    frame(ImageDraw.Draw(picture), (10, 10, 90, 50), (0, 0, 0), dashed=False)
+    solid = (np.asarray(picture)[10, 10:90, 0] == 0).mean()
+    picture = Image.new("RGB", (100, 60), "white")
+    frame(ImageDraw.Draw(picture), (10, 10, 90, 50), (0, 0, 0), dashed=True)
+    assert solid == 1 and 0.3 < (np.asarray(picture)[10, 10:90, 0] == 0).mean() < 0.8
+
+
+def test_the_legend_fits_narrow_pages():
+    narrow, wide = (with_legend(Image.new("RGB", (width, 50)), LEGEND) for width in (300, 900))
+    assert (narrow.width, wide.width) == (300, 900) and narrow.height > wide.height > 50
+
+
+@pytest.mark.parametrize(
+    "share, text",
+    [(0.996, "0.996"), (0.99999, "0.999"), (1.0, "1"), (0.85, "0.85"), (0.994, "0.99"), (0.0123, "0.012")],
+)
+def test_what_is_less_than_one_is_never_shown_as_one(share, text):
+    assert shown(share) == text
+
+
+def test_html_has_no_folders_of_the_users(tmp_path):
+    replace(made_up(), source="/home/somebody/secret/scan.pdf").save(tmp_path / "a.npz")
+    assert run(tmp_path / "a.npz", "-o", tmp_path / "out.html") == 0
+    written = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "scan.pdf, page 2" in written and "secret" not in written
 
 
 def test_gif_moves_along_the_line(traced, tmp_path):
@@ -190,7 +238,9 @@ def test_a_page_of_two_images_is_drawn_whole(tmp_path):
     trace.save(tmp_path / "a.npz")
     for form in ("png", "gif", "html"):
         assert run(tmp_path / "a.npz", "-o", tmp_path / f"out.{form}") == 0
-    assert Image.open(tmp_path / "out.png").size == (16 * CELL, 12 * CELL + 8)
+    assert (
+        Image.open(tmp_path / "out.png").size == with_legend(Image.new("RGB", (16 * CELL, 12 * CELL + 8)), LEGEND).size
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,4 +272,4 @@ def test_a_trace_without_text_is_drawn_all_the_same(tmp_path):
     trace_of("", []).save(tmp_path / "a.npz")
     assert run(tmp_path / "a.npz", "-o", tmp_path / "out.png") == 0
     assert run(tmp_path / "a.npz", "-o", tmp_path / "out.html") == 0
-    assert Image.open(io.BytesIO((tmp_path / "out.png").read_bytes())).size == (224, 224)
+    assert Image.open(io.BytesIO((tmp_path / "out.png").read_bytes())).width == 224

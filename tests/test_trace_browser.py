@@ -57,7 +57,8 @@ def test_pointing_at_a_word_or_its_box_lights_both(browser, side):
     browser.point(*middle(browser, side, 1))
     after = browser.screenshot()
     assert lit(browser, ".text span") == [1] and lit(browser, "rect") == [1]
-    assert "world" in browser.evaluate("document.querySelector('.says').textContent")
+    said = browser.evaluate("document.querySelector('.says').textContent")
+    assert "\u201cworld\u201d at " in said and "probability of the word 0.5" in said
     assert (before != after).any(-1).mean() > 0.002
     browser.point(1, 1)
     assert lit(browser, "rect") == []

@@ -16,7 +16,7 @@ import numpy as np
 from ..counts import plural
 from ..runtime.provenance import Gaze, read_words
 from ..runtime.trace import JPEG_QUALITY, Trace
-from .heat import resized_box
+from .heat import is_dark, resized_box
 
 MOST_CELLS = 12
 """Visual tokens that are drawn of one token's gaze, the heaviest."""
@@ -35,8 +35,16 @@ def page_of(traces: Sequence[Trace]) -> str:
 
 
 def _name(trace: Trace) -> str:
-    where = trace.source or "a page"
+    """The file's name alone: where it lay is nobody's business that the page is shown to."""
+    where = Path(trace.source).name if trace.source else "a page"
     return where if trace.page is None else f"{where}, page {trace.page}"
+
+
+def shown(share: float) -> str:
+    """Two significant digits, three near 1; what is less than 1 is never shown as 1."""
+    if share >= 0.995:
+        return "1" if share >= 1 else f"{min(share, 0.999):.3f}"
+    return f"{share:.2g}"
 
 
 def _facts(trace: Trace) -> dict[str, Any]:
@@ -58,8 +66,8 @@ def _facts(trace: Trace) -> dict[str, Any]:
                 "image": word.image,
                 "box": box,
                 "page_box": page_box,
-                "confidence": round(word.confidence, 2),
-                "probability": round(word.probability, 2),
+                "confidence": shown(word.confidence),
+                "probability": shown(word.probability),
                 "doubtful": word.doubtful,
             }
         )
@@ -71,6 +79,7 @@ def _facts(trace: Trace) -> dict[str, Any]:
         images.append(
             {
                 "url": url,
+                "dark": is_dark(picture),
                 "width": image.resized[0],
                 "height": image.resized[1],
                 "columns": image.columns,

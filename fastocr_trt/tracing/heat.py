@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageChops, ImageDraw
 
 from ..runtime.provenance import Gaze, ReadWord, read_words
 from ..runtime.trace import Trace
+from .legend import BOX, DOUBT, DOUBT_ITEM, HEAT_ITEM, HOT, WORD_ITEM, outline_box, with_legend
 
-HOT = (230, 60, 0)
-BOX = (0, 90, 200)
-DOUBT = (200, 0, 120)
-_FADED = 0.45  # how much of the page's contrast is left under the heat
+_DARK = 110  # of 255, mean; on darker pages the colour is added to, where it is taken away from a light one
 
 
 def heat_map(trace: Trace) -> Image.Image:
-    """All tokens' attention over each image of the page, one image below the other, and the words' boxes; RGB."""
+    """All tokens' attention over each image of the page, one image below the other, the words' boxes, a legend; RGB."""
     gaze = Gaze(trace)
     whole = np.zeros(trace.visual_tokens)
     for first in range(0, len(trace.token_ids), 64):
@@ -23,10 +21,10 @@ def heat_map(trace: Trace) -> Image.Image:
     words = read_words(trace)
     pictures = []
     for number, heat in enumerate(grids(trace, whole)):
-        painted = paint(fade(trace.pictures[number]), np.sqrt(heat))
+        painted = paint(trace.pictures[number], np.sqrt(heat))
         draw_boxes(painted, trace, [word for word in words if word.image == number])
         pictures.append(painted)
-    return stack(pictures)
+    return with_legend(stack(pictures), (HEAT_ITEM, WORD_ITEM, DOUBT_ITEM))
 
 
 def grids(trace: Trace, mass: np.ndarray) -> list[np.ndarray]:
@@ -38,25 +36,26 @@ def grids(trace: Trace, mass: np.ndarray) -> list[np.ndarray]:
     ]
 
 
-def fade(picture: Image.Image) -> Image.Image:
-    """Paler, so that colour shows on it."""
-    return Image.blend(Image.new("RGB", picture.size, "white"), picture, _FADED)
+def is_dark(picture: Image.Image) -> bool:
+    """Whether it shows light letters on dark paper."""
+    return bool(np.asarray(picture.convert("L")).mean() < _DARK)
 
 
 def paint(picture: Image.Image, heat: np.ndarray) -> Image.Image:
-    """picture with heat [rows,columns] of 0 to 1 over it in one colour, deeper where it is more."""
-    levels = Image.fromarray((heat.clip(0, 1) * 210).astype(np.uint8)).resize(picture.size, Image.Resampling.BILINEAR)
-    painted = picture.copy()
-    painted.paste(HOT, (0, 0, *picture.size), levels)
-    return painted
+    """picture with heat [rows,columns] of 0 to 1 as the colour of its paper, deeper where it is more; letters stay."""
+    levels = Image.fromarray((heat.clip(0, 1) * 255).astype(np.uint8)).resize(picture.size, Image.Resampling.BILINEAR)
+    dark = is_dark(picture)
+    tint = Image.new("RGB", picture.size, "black" if dark else "white")
+    tint.paste(HOT, (0, 0, *picture.size), levels)
+    return (ImageChops.screen if dark else ImageChops.multiply)(picture, tint)
 
 
 def draw_boxes(picture: Image.Image, trace: Trace, words: list[ReadWord]) -> None:
-    """Outline the words' boxes on the resized picture they lie in; doubtful ones in another colour."""
+    """Outline the words' boxes on the resized picture they lie in; doubtful ones dashed, in another colour."""
     pen = ImageDraw.Draw(picture)
     for word in words:
         if word.box is not None:
-            pen.rectangle(resized_box(trace, word), outline=DOUBT if word.doubtful else BOX)
+            outline_box(pen, resized_box(trace, word), DOUBT if word.doubtful else BOX, dashed=word.doubtful)
 
 
 def resized_box(trace: Trace, word: ReadWord) -> tuple[float, float, float, float]:

@@ -11,7 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 from ..errors import FastOCRError
 from ..runtime.provenance import Gaze
 from ..runtime.trace import Trace
-from .heat import fade, grids, paint, stack
+from .heat import grids, paint, stack
+from .legend import WRITTEN_ITEM, with_legend
 
 MOST_FRAMES = 160
 MOST_PIXELS = 1_000_000  # of a frame; a larger page is shown smaller
@@ -32,11 +33,9 @@ def moving_gaze(trace: Trace) -> bytes:
     if not tokens:
         raise FastOCRError("the trace has no tokens, so nothing moves; draw it as .html or .png")
     gaze = Gaze(trace)
-    plain = stack([fade(picture) for picture in trace.pictures])
+    plain = stack(list(trace.pictures))
     scale = min(1.0, (MOST_PIXELS / (plain.width * plain.height)) ** 0.5)
-    pictures = [
-        fade(p).resize((max(1, round(p.width * scale)), max(1, round(p.height * scale)))) for p in trace.pictures
-    ]
+    pictures = [p.resize((max(1, round(p.width * scale)), max(1, round(p.height * scale)))) for p in trace.pictures]
     edges = np.unique(np.linspace(0, tokens, min(tokens, MOST_FRAMES) + 1).round().astype(int))
     heat = np.zeros(trace.visual_tokens)
     frames = []
@@ -44,7 +43,7 @@ def moving_gaze(trace: Trace) -> bytes:
         heat = np.maximum(heat * _TRAIL, gaze.mass(np.arange(first, last)).max(0))
         shown = stack([paint(p, g) for p, g in zip(pictures, grids(trace, heat), strict=True)])
         written = trace.text[: int(trace.spans[last - 1, 1])]
-        frames.append(_captioned(shown, written))
+        frames.append(with_legend(_captioned(shown, written), (WRITTEN_ITEM,)))
     # One palette for all frames, from a picture that has every colour in it: palettes of their own would flicker.
     ramp = np.linspace(0, 1, 16)[None]
     dark = Image.new("RGB", (plain.width, _CAPTION), _TEXT)
