@@ -296,13 +296,23 @@ class TestEstimates:
 
     def test_a_run_that_does_not_fit_the_memory_is_refused_before_it_starts(self, demo_engine_dir, monkeypatch):
         manifest = Manifest.read(demo_engine_dir)
+        engine = bench_memory.EngineSize.of(manifest)
         few, many = cases(options()), cases(options(visual_tokens=[VISUAL, 1280], batches=[1, 8]))
-        needed = bench_memory.run_bytes(manifest, few, 16, prompt=True)
-        assert bench_memory.run_bytes(manifest, many, 16, prompt=True) > needed > manifest.files["weights"].size
+        needed = bench_memory.run_bytes(engine, few, 16, prompt=True)
+        assert bench_memory.run_bytes(engine, many, 16, prompt=True) > needed > manifest.files["weights"].size
         monkeypatch.setattr(bench_memory, "memory", lambda field: needed)
-        bench_memory.check_run(manifest, few, 16, prompt=True)
+        bench_memory.check_run(engine, few, 16, prompt=True)
         with pytest.raises(FastOCRError, match=r"takes about .* GiB of memory and .* is available; measure fewer"):
-            bench_memory.check_run(manifest, many, 16, prompt=True)
+            bench_memory.check_run(engine, many, 16, prompt=True)
+
+    def test_a_run_of_a_shape_takes_what_its_engine_takes(self, demo_engine_dir):
+        """Before it is made: all but the size of the weights, which is estimated, is what its manifest says."""
+        engine = bench_memory.EngineSize.of(Manifest.read(demo_engine_dir))
+        planned = bench_memory.EngineSize.of_shape(SHAPES["tiny"], "fp32", None)
+        weights = dataclasses.replace(planned, weights_bytes=engine.weights_bytes, decoder=engine.decoder)
+        assert weights == engine and planned.decoder == SHAPES["tiny"].decoder
+        assert planned.weights_bytes == pytest.approx(4 * sum(SHAPES["tiny"].parameters()))
+        assert bench_memory.EngineSize.of_shape(SHAPES["tiny"], "fp16", "int4").quantised
 
     def test_an_engine_that_does_not_fit_is_refused_before_it_is_made(self, tmp_path, monkeypatch):
         monkeypatch.setattr(bench_memory, "memory", lambda field: 8 * 2**30)

@@ -27,6 +27,7 @@ from ._files import AtomicFile, DirectFile, file_ids, open_output
 if TYPE_CHECKING:
     from ..bench.environment import Environment, Model
     from ..bench.matrix import Case, Options
+    from ..bench.memory import EngineSize
     from ..bench.results import Run
 
 DESCRIPTION = """\
@@ -208,6 +209,7 @@ def _engine(options: argparse.Namespace, old: Run | None) -> Iterator[tuple[Path
     compare with `old` is told before that."""
     from ..bench.environment import Model
     from ..bench.matrix import check_capacities
+    from ..bench.memory import EngineSize
 
     if old is not None:
         old.environment.check_here(options.backend)
@@ -216,14 +218,24 @@ def _engine(options: argparse.Namespace, old: Run | None) -> Iterator[tuple[Path
         manifest = Manifest.read(directory)
         plan = _plan(options, Model.of(manifest), manifest.capacities.max_visual_tokens, old)
         check_capacities(plan.matrix, manifest)
+        _check_memory(options, plan, EngineSize.of(manifest))
         yield directory, manifest, plan
         return
     shape, policy, dtype = find_shape(options.shape, options.layers), _policy(options), options.dtype or "fp32"
     model = Model(options.shape, dtype, options.weights, shape.decoder, policy)
     plan = _plan(options, model, VISUAL_TOKENS, old)
+    _check_memory(options, plan, EngineSize.of_shape(shape, dtype, options.weights))
     with tempfile.TemporaryDirectory(prefix="fastocr-bench-") as folder:
         directory = _made_engine(options, shape, model, Path(folder))
         yield directory, Manifest.read(directory), plan
+
+
+def _check_memory(options: argparse.Namespace, plan: _Plan, engine: EngineSize) -> None:
+    """FastOCRError where the run does not fit the memory of this machine; that of a GPU is not looked at."""
+    from ..bench.memory import check_run
+
+    if options.provider == "cpu":
+        check_run(engine, plan.cases, plan.matrix.steps, "prompt" in options.tests)
 
 
 def _policy(options: argparse.Namespace) -> FixationPolicy:
@@ -239,7 +251,7 @@ def _policy(options: argparse.Namespace) -> FixationPolicy:
 
 def _made_engine(options: argparse.Namespace, shape: ModelShape, model: Model, folder: Path) -> Path:
     """An engine with random weights, as large as the matrix asks for; FastOCRError where there is no room for it."""
-    from ..bench.memory import check_export
+    from ..bench.memory import PREFILL_CHUNK, check_export
     from ..runtime.onnxruntime_session import choose_provider
     from .export import StageReporter
 
@@ -262,6 +274,7 @@ def _made_engine(options: argparse.Namespace, shape: ModelShape, model: Model, f
             max_visual_tokens=max(options.visual_tokens or [VISUAL_TOKENS]),
             max_text_tokens=max(options.text_tokens) + options.steps + 2,
             max_batch=max(options.batch),
+            prefill_chunk=PREFILL_CHUNK,
             progress=progress,
         )
     return folder / "engine"
@@ -272,7 +285,6 @@ def _measure(
 ) -> None:
     """Measure and hand the run to `write`: also after Ctrl-C, with what was measured until then."""
     from ..bench.measure import Turns
-    from ..bench.memory import check_run
     from ..bench.results import Run, results
     from ..bench.runners import variants
     from ..bench.yardstick import YARDSTICK, Yardstick
@@ -281,8 +293,6 @@ def _measure(
     matrix, wanted = plan.matrix, plan.cases
     if "onnxruntime" in matrix.backends:
         choose_provider([options.provider], manifest.dtype)
-    if options.provider == "cpu":
-        check_run(manifest, wanted, matrix.steps, "prompt" in options.tests)
     ways = variants(directory, manifest, wanted, options.tests, matrix.steps, options.provider)
     if not ways:
         raise FastOCRError(
@@ -350,6 +360,8 @@ def _command(options: argparse.Namespace) -> int:
     if options.output is not None:
         if options.compare is not None and file_ids([options.output]) & file_ids([options.compare]):
             raise FastOCRError(f"-o would overwrite {options.compare}, which --compare reads; choose another place")
+        if options.output.is_dir():
+            raise FastOCRError(f"cannot write {options.output}: it is a directory; name a file")
         output = open_output(options.output, frozenset())
     texts = {"md": markdown, "json": Run.to_json, "csv": csv_text}
 
