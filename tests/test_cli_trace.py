@@ -19,7 +19,7 @@ from fastocr_trt.demo.pages import generate_page
 from fastocr_trt.runtime.trace import Trace
 from fastocr_trt.tracing.browser import shown
 from fastocr_trt.tracing.heat import heat_map
-from fastocr_trt.tracing.legend import DOUBT_ITEM, HEAT_ITEM, WORD_ITEM, frame, with_legend
+from fastocr_trt.tracing.legend import DOUBT_ITEM, HEAT_ITEM, WORD_ITEM, outline_box, with_legend
 
 LEGEND = (HEAT_ITEM, WORD_ITEM, DOUBT_ITEM)
 TEXT = "hello <b>world</b> \N{GRINNING FACE} end"
@@ -142,10 +142,10 @@ def test_letters_keep_their_contrast_under_the_heat(dark):
 
 def test_doubtful_words_are_dashed():
     picture = Image.new("RGB", (100, 60), "white")
-    frame(ImageDraw.Draw(picture), (10, 10, 90, 50), (0, 0, 0), dashed=False)
+    outline_box(ImageDraw.Draw(picture), (10, 10, 90, 50), (0, 0, 0), dashed=False)
     solid = (np.asarray(picture)[10, 10:90, 0] == 0).mean()
     picture = Image.new("RGB", (100, 60), "white")
-    frame(ImageDraw.Draw(picture), (10, 10, 90, 50), (0, 0, 0), dashed=True)
+    outline_box(ImageDraw.Draw(picture), (10, 10, 90, 50), (0, 0, 0), dashed=True)
     assert solid == 1 and 0.3 < (np.asarray(picture)[10, 10:90, 0] == 0).mean() < 0.8
 
 
@@ -238,9 +238,8 @@ def test_a_page_of_two_images_is_drawn_whole(tmp_path):
     trace.save(tmp_path / "a.npz")
     for form in ("png", "gif", "html"):
         assert run(tmp_path / "a.npz", "-o", tmp_path / f"out.{form}") == 0
-    assert (
-        Image.open(tmp_path / "out.png").size == with_legend(Image.new("RGB", (16 * CELL, 12 * CELL + 8)), LEGEND).size
-    )
+    both = Image.new("RGB", (16 * CELL, 12 * CELL + 8))
+    assert Image.open(tmp_path / "out.png").size == with_legend(both, LEGEND).size
 
 
 @pytest.mark.parametrize(
