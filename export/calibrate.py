@@ -102,7 +102,7 @@ def calibrate(
         warn(text)
 
     record = CalibrationStore(store, head, fresh)
-    found = _record(loaded, pages, options, record, progress)
+    found = _record(loaded, pages, options, record, progress, tell)
     if not found:
         raise FastOCRError("there is no page to calibrate on: none of those given can be read")
     dense = [record.dense(page.digest) for page in found]
@@ -140,14 +140,26 @@ def calibrate(
     return Calibration(loaded, options, about, accuracy, masses, choices, verified, chosen, kept, tuple(told))
 
 
-def _record(loaded, pages: Pages, options: Options, record: CalibrationStore, progress: Progress):
-    """Read densely what the record lacks; all pages in order, without their images, each once."""
+def _record(
+    loaded: Loaded,
+    pages: Pages,
+    options: Options,
+    record: CalibrationStore,
+    progress: Progress,
+    tell: Callable[[str], None],
+) -> list[CalibrationPage]:
+    """Read densely what the record lacks; all pages in order, without their images, each picture once."""
     progress.begin("recording dense reading", len(pages))
     found: dict[str, CalibrationPage] = {}
 
     def wanted():
         for page in pages:
-            if page.digest in found:  # the same picture twice says nothing new
+            if page.digest in found:  # the same picture twice says nothing new, but one of its texts may
+                first = found[page.digest]
+                if first.text is None:
+                    found[page.digest] = first._replace(text=page.text)
+                elif page.text not in (None, first.text):
+                    tell(f"{page.name} is the same picture as {first.name} with another text, which is left out")
                 progress.advance(1)
                 continue
             found[page.digest] = page._replace(image=None)

@@ -79,8 +79,10 @@ class FolderPages:
     """The images, PDFs and TIFFs of a folder.
 
     The text of `scan.png` is `scan.txt`, that of page 3 of a `scan.pdf` of several pages `scan-3.txt`, in `texts`
-    or, where that is None, beside the pages; UTF-8. dpi: resolution at which PDF pages are drawn. warn: told of a
-    page that is left out, once. Raises FastOCRError where there is no page, or no text in `texts` that belongs to one.
+    or, where that is None, beside the pages: UTF-8, with a byte order mark or without. White space at the ends of
+    lines and of the text does not count, since a page does not show it. dpi: resolution at which PDF pages are drawn.
+    warn: told of a page that is left out and of texts that belong to no page, once. Raises FastOCRError where there is
+    no page, a text cannot be read, or none in `texts` belongs to a page.
     """
 
     def __init__(self, folder: Path, texts: Path | None, dpi: float, warn: Callable[[str], None]) -> None:
@@ -91,14 +93,20 @@ class FolderPages:
             raise FastOCRError(f"--pages {folder} holds no page: none of its files is an image, a PDF or a TIFF")
         if texts is not None and not texts.is_dir():
             raise FastOCRError(f"--texts {texts} is not a folder; give a folder with a NAME.txt for each page")
-        self._count = count_pages(self._files).total
         self._dpi = dpi
-        self._texts = folder if texts is None else texts
         self._warn = warn
         self._told: set[str] = set()
         self._left_out: set[tuple[Path, int]] = set()  # file and page: the pages are gone through several times
-        if texts is not None:
-            self._check_texts()
+        counts = {file: count_pages(file) for file in self._files}
+        self._count = sum(count.total for count in counts.values())
+        names = [
+            _text_name(file, index, count.readable)
+            for file, count in counts.items()
+            for index in range(1, count.readable + 1)
+        ]
+        self._texts = self._read_texts(names, folder if texts is None else texts, texts is not None)
+        self.readable = len(names)
+        self.with_text = sum(name in self._texts for name in names)
 
     @property
     def left_out(self) -> int:
@@ -122,28 +130,24 @@ class FolderPages:
             if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
                 self._leave_out(page, f"{page.name}: {width} x {height} pixels is too long a strip")
                 continue
-            text = self._text(page.source, page.index, page.count)
+            text = self._texts.get(_text_name(page.source, page.index, page.count))
             yield CalibrationPage(page.name, digest(page.image), text, page.image)
 
-    def _text(self, source: Path, index: int, count: int) -> str | None:
-        path = self._texts / _text_name(source, index, count)
-        try:
-            return path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except UnicodeDecodeError:
-            raise FastOCRError(f"{path} is not UTF-8 text; save it as UTF-8 or take it away") from None
-
-    def _check_texts(self) -> None:
-        """FastOCRError where not one text is a page's: then --texts is the wrong folder."""
-        there = {path.name for path in self._texts.iterdir() if path.suffix == ".txt"}
-        several = {name for path in self._files for name in there if name.startswith(f"{path.stem}-")}
-        single = {f"{path.stem}.txt" for path in self._files} & there
-        if not single | several:
+    def _read_texts(self, names: Sequence[str], folder: Path, asked: bool) -> dict[str, str]:
+        """The texts in `folder` that are of pages, by name. asked: the user said that there are some."""
+        there = sorted(path.name for path in folder.iterdir() if path.suffix == ".txt")
+        wanted = set(names)
+        strays = [name for name in there if name not in wanted]
+        found = {name: _read_text(folder / name) for name in there if name in wanted}
+        some = ", ".join(strays[:3]) + (f" and {len(strays) - 3} more" if len(strays) > 3 else "")
+        if asked and not found:
             raise FastOCRError(
-                f"no text in {self._texts} belongs to a page: name them like the pages, "
-                f"{_text_name(self._files[0], 1, 1)} for {self._files[0].name}"
+                f"no text in {folder} belongs to a page{f' ({some})' if strays else ''}: name them like the pages, "
+                f"{names[0] if names else _text_name(self._files[0], 1, 1)} for {self._files[0].name}"
             )
+        if strays:
+            self._tell(f"{folder}: no page for {some}; NAME.txt goes with NAME.png, NAME-3.txt with page 3 of several")
+        return found
 
     def _leave_out(self, page: Page, why: object) -> None:
         self._left_out.add((page.source, page.index))
@@ -162,3 +166,16 @@ def digest(image: Image.Image) -> str:
 
 def _text_name(source: Path, index: int, count: int) -> str:
     return f"{source.stem}.txt" if count == 1 else f"{source.stem}-{index}.txt"
+
+
+def _read_text(path: Path) -> str:
+    """What a page says; FastOCRError where `path` holds no text."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise FastOCRError(f"{path} is not UTF-8 text; save it as UTF-8 or take it away") from None
+    except OSError as error:
+        raise FastOCRError(
+            f"{path} cannot be read as a page's text ({error.strerror or error}); give a UTF-8 file or take it away"
+        ) from None
+    return "\n".join(line.rstrip() for line in text.split("\n")).rstrip()

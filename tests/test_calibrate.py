@@ -15,7 +15,7 @@ from fastocr_trt.calibration import Choice, MassRecorder, without_idle  # noqa: 
 from fastocr_trt.demo.pages import generate_page  # noqa: E402
 from fastocr_trt.errors import FastOCRError  # noqa: E402
 from fastocr_trt.export import calibrate as module  # noqa: E402
-from fastocr_trt.export.calibrate_pages import GeneratedPages  # noqa: E402
+from fastocr_trt.export.calibrate_pages import CalibrationPage, GeneratedPages  # noqa: E402
 from fastocr_trt.export.calibrate_record import DenseRecording, read_dense  # noqa: E402
 from fastocr_trt.export.calibrate_store import CalibrationStore  # noqa: E402
 from fastocr_trt.export.calibrate_verify import FEWEST_PAGES, dense_accuracy, pick, verify  # noqa: E402
@@ -210,6 +210,30 @@ def test_pages_on_which_too_little_is_written_are_refused(tiny, tmp_path):
         )
 
 
+class ListedPages(list):
+    """Pages as FolderPages gives them."""
+
+    about, left_out = {"source": "list"}, 0
+
+
+def test_of_one_picture_under_two_names_no_text_is_dropped_in_silence(tiny, images, tmp_path):
+    def page(name, text):
+        return CalibrationPage(name, "same", text, images[0])
+
+    def texts_of(*texts):
+        told = []
+        pages = ListedPages(page(f"{number}.png", text) for number, text in enumerate(texts))
+        store = CalibrationStore(tmp_path / "r.npz", {"keep": (0.05,)})
+        options = module.Options(PROMPT, max_new_tokens=4)
+        found = module._record(tiny, pages, options, store, Silent(), told.append)
+        return [page.text for page in found], told
+
+    assert texts_of(None, "a text", "a text") == (["a text"], [])
+    found, told = texts_of("a text", "another")
+    assert found == ["a text"]
+    assert told == ["1.png is the same picture as 0.png with another text, which is left out"]
+
+
 def test_a_record_of_other_settings_or_a_damaged_one_is_refused(tmp_path):
     path = tmp_path / "r.npz"
     store = CalibrationStore(path, {"prompt": "a", "keep": (0.05,)})
@@ -260,7 +284,7 @@ def test_a_record_that_was_tampered_with_is_named_with_a_way_out(tmp_path, damag
         DAMAGES[damage](content, arrays)
         text = json.dumps(content)
     np.savez(path, **arrays | {"content": np.frombuffer(text.encode(), np.uint8)})
-    with pytest.raises(FastOCRError, match="r.npz is not a readable record.*give --fresh"):
+    with pytest.raises(FastOCRError, match=r"r\.npz is not a readable record.*give --fresh"):
         CalibrationStore(path, head)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -17,6 +19,7 @@ from cli_helpers import blank, tiff  # noqa: E402
 
 from fastocr_trt.cli import calibrate, export  # noqa: E402
 from fastocr_trt.demo.pages import generate_page  # noqa: E402
+from fastocr_trt.errors import FastOCRError  # noqa: E402
 from fastocr_trt.export import calibrate as calibrate_module  # noqa: E402
 from fastocr_trt.export import calibrate_verify, engine_directory  # noqa: E402
 from fastocr_trt.export.calibrate_pages import FolderPages  # noqa: E402
@@ -154,6 +157,8 @@ def test_a_page_that_cannot_be_read_is_left_out_and_the_exit_code_says_so(tiny, 
         ('{"policy": {"focal_layers": [1]}, "extra": 1}', "unknown fields ['extra']"),
         ('{"policy": {"focal_layers": [1]}, "calibration": 3}', "calibration that is no JSON object"),
         ('{"policy": [1]}', "a policy must be a JSON object"),
+        ("[" * 200_000, "not readable JSON (it is nested too deep)"),
+        ('{"policy": ' + "9" * 5_000 + "}", "not readable JSON"),
     ],
 )
 def test_a_policy_file_that_is_neither_form(tmp_path, capsys, content, told):
@@ -180,6 +185,39 @@ def test_texts_are_found_by_page_of_file(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        "Some words\nof a page\n",
+        "Some words\nof a page\n\n\n\n",
+        "\ufeffSome words  \r\nof a page\r\n",
+        "Some words\nof a page\f",
+    ],
+)
+def test_what_a_page_does_not_show_is_no_part_of_its_text(tmp_path, content):
+    blank(tmp_path / "page.png")
+    (tmp_path / "page.txt").write_bytes(content.encode())
+    [page] = FolderPages(tmp_path, None, 200, lambda text: None)
+    assert page.text == "Some words\nof a page"
+
+
+def test_texts_that_belong_to_no_page_are_told(tmp_path):
+    blank(tmp_path / "pages" / "s0.png")
+    blank(tmp_path / "pages" / "s1.png")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "s0-1.txt").write_text("one", encoding="utf-8")  # s0.png has no second page: its text is s0.txt
+    with pytest.raises(
+        FastOCRError, match=r"belongs to a page \(s0-1.txt\): name them like the pages, s0.txt for s0.png"
+    ):
+        FolderPages(tmp_path / "pages", texts, 200, lambda text: None)
+    (texts / "s1.txt").write_text("one", encoding="utf-8")
+    told: list[str] = []
+    found = FolderPages(tmp_path / "pages", texts, 200, told.append)
+    assert (found.with_text, found.readable) == (1, 2)
+    assert len(told) == 1 and "no page for s0-1.txt;" in told[0]
+
+
+@pytest.mark.parametrize(
     ("argv", "told"),
     [
         ("{tiny} -o {tmp}/p.json", "give --pages DIR"),
@@ -199,18 +237,36 @@ def test_texts_are_found_by_page_of_file(tmp_path):
         ("{other} -o {tmp}/p.json --pages {pages}", "supported are"),
         ("{empty} -o {tmp}/p.json --pages {pages}", "no config.json"),
         ("demo -o {tmp}/p.json --pages {broken}", "no page to calibrate on"),
+        ("demo -o {pages}/page-1020.txt --pages {pages}", "it is the text of a page"),
+        ("demo -o {pages}/page-1020.png --pages {pages}", "it is a page to read; choose another place with -o"),
+        ("demo -o {tmp}/p.json --html {pages}/page-1020.png --pages {pages}", "choose another place with --html"),
+        ("demo -o {tmp}/link-to-page --pages {pages}", "it is a page to read"),
+        ("{tiny} -o {tiny}/config.json --pages {pages}", "it is a file of the checkpoint"),
+        ("demo -o {tmp}/p.json --html {tmp}/p.record.npz", "p.record.npz; give two files"),
+        ("demo -o {tmp}/p.json --html {tmp}/link-to-p", "give two files"),
+        ("demo -o {tmp}/fifo", "is a device or a FIFO"),
+        ("demo -o {tmp}/p.json --html {tmp}/fifo", "is a device or a FIFO; give a file to write with --html"),
+        ("demo -o {tmp}/p.json --dpi nan", "dpi is nan"),
+        ("demo -o {tmp}/p.json --dpi 0", "dpi is 0.0"),
+        ("demo -o {tmp}/p.json --pages {folder_text}", "cannot be read as a page's text (Is a directory)"),
         ("demo -o {tmp}/p.json", "required: MODEL"),
     ],
 )
 def test_mistakes_get_one_sentence(tiny, pages, tmp_path, capsys, monkeypatch, argv, told):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # --html is checked as if it could be made
+    monkeypatch.setattr(calibrate, "_check_plots", lambda: None)  # --html is checked as if it could be made
     places = {"tiny": tiny, "pages": pages, "tmp": tmp_path}
-    for name in ("empty", "other", "broken"):
+    for name in ("empty", "other", "broken", "folder_text"):
         places[name] = tmp_path / name
         places[name].mkdir()
     (places["other"] / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     (places["broken"] / "page.png").write_bytes(b"no image")
+    blank(places["folder_text"] / "page.png")
+    (places["folder_text"] / "page.txt").mkdir()
     (tmp_path / "q.record.npz").mkdir()
+    (tmp_path / "link-to-page").symlink_to(pages / "page-1020.png")
+    (tmp_path / "link-to-p").symlink_to(tmp_path / "p.json")
+    os.mkfifo(tmp_path / "fifo")
+    inputs = {path: path.read_bytes() for folder in (pages, tiny) for path in folder.iterdir()}
     words = [word.format(**places) for word in argv.split()]
     if told == "required: MODEL":
         words = words[1:]
@@ -221,12 +277,50 @@ def test_mistakes_get_one_sentence(tiny, pages, tmp_path, capsys, monkeypatch, a
     error = capsys.readouterr().err
     assert code == 2 and not (tmp_path / "p.json").exists()
     assert told in error and "Traceback" not in error and "defect" not in error
+    assert {path: path.read_bytes() for folder in (pages, tiny) for path in folder.iterdir()} == inputs
 
 
 def test_a_report_without_matplotlib_names_the_extra(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert calibrate.main(["demo", "-o", str(tmp_path / "p.json"), "--html", str(tmp_path / "r.html")]) == 2
-    assert "fastocr-trt[plots]" in capsys.readouterr().err
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    argv = ["demo", "-o", str(tmp_path / "p.json"), "--html", str(tmp_path / "r.html")]
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert calibrate.main(argv) == 2
+    told = capsys.readouterr().err
+    assert "matplotlib, which is not installed; install the extra" in told and "fastocr-trt[plots]" in told
+
+    monkeypatch.delitem(sys.modules, "matplotlib")
+    broken = tmp_path / "site" / "matplotlib"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libfreetype.so: no such file')", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(broken.parent))
+    assert calibrate.main(argv) == 2
+    told = capsys.readouterr().err
+    assert "cannot be imported (ImportError: libfreetype.so: no such file)" in told and "defect" not in told
+    assert not list(tmp_path.glob("p.*"))
+
+
+def test_a_link_is_followed_and_stays(tiny, pages, tmp_path, capsys, monkeypatch):
+    (pages / "page-1020.txt").unlink()
+    policy, link = tmp_path / "elsewhere" / "real.json", tmp_path / "link.json"
+    policy.parent.mkdir()
+    policy.write_text("old", encoding="utf-8")
+    link.symlink_to(policy)
+    assert calibrate.main([str(tiny), "--pages", str(pages), "-o", str(link), "--target", "0", *QUICK]) == 0
+    assert link.is_symlink() and "policy" in json.loads(policy.read_text(encoding="utf-8"))
+    assert "note: 0 of 2 pages have texts" in capsys.readouterr().err
+
+    pytest.importorskip("matplotlib", reason="the report needs the extra `plots`")
+    from fastocr_trt.export import calibration_report
+
+    def fail(path, calibration):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(calibration_report, "write_report", fail)
+    argv = [str(tiny), "--pages", str(pages), "-o", str(link), "--html", str(tmp_path / "r.html"), *QUICK]
+    assert calibrate.main([*argv, "--target", "0"]) == 2
+    told = capsys.readouterr().err
+    assert f"the policy is written to {link}" in told and "r.html: No space left on device; make room" in told
 
 
 def test_cuda_where_there_is_none(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The files that fastocr-parse writes: whole or not at all, through links, and never over a page to read."""
+"""The files that the commands write: whole or not at all, through links, and never over a page to read."""
 
 from __future__ import annotations
 
@@ -89,8 +89,9 @@ def open_output(target: Path, inputs: frozenset[FileId]) -> AtomicFile | DirectF
 
 
 def check_writable(target: Path, option: str = "-o") -> None:
-    """FastOCRError where no file can be made beside `target`, whose folder is there; before the work, not after it."""
-    part = target.with_name(f".fastocr-{os.getpid()}.part")
+    """FastOCRError where no file can be made beside `target` (of a link: what it leads to), whose folder is there;
+    before the work, not after it."""
+    part = Path(os.path.realpath(target)).with_name(f".fastocr-{os.getpid()}.part")
     try:
         part.touch()
         part.unlink()
@@ -103,10 +104,10 @@ def file_ids(paths: Iterable[Path]) -> frozenset[FileId]:
     return frozenset(found for path in paths if (found := _file_id(path)) is not None)
 
 
-def check_no_input(target: Path, inputs: frozenset[FileId]) -> None:
-    """Raise FastOCRError where `target` is one of `inputs`, under whatever name."""
+def check_no_input(target: Path, inputs: frozenset[FileId], what: str = "a page to read", option: str = "-o") -> None:
+    """Raise FastOCRError where `target` is one of `inputs`, under whatever name. what: what the inputs are."""
     if _file_id(target) in inputs:
-        raise FastOCRError(f"cannot write {target}: it is a page to read; choose another place with -o")
+        raise FastOCRError(f"cannot write {target}: it is {what}; choose another place with {option}")
 
 
 def cannot_write(target: Path, error: OSError, option: str = "-o") -> FastOCRError:

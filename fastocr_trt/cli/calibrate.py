@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from .. import demo
 from ..counts import plural
 from ..demo.pages import LAYOUTS, SIZES
 from ..errors import FastOCRError, MissingDependencyError
 from . import _common as common
-from ._files import check_writable
+from ._files import check_no_input, check_writable, file_ids
 from ._progress import PageProgress
 from .export import describe_policy
 
@@ -26,6 +28,18 @@ if TYPE_CHECKING:
     from ..export.calibrate_result import Calibration
 
 DEMO = "demo"
+CHECKPOINT_FILES = (
+    "*config.json",
+    "*.safetensors",
+    "*.index.json",
+    "*token*.json",
+    "tokenizer*",
+    "chat_template*",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.bin",
+)
 TABLE_WIDTH = 110  # characters; on a narrower terminal lines wrap, but no cell is cut
 DESCRIPTION = """\
 Find the fixation policy of a checkpoint (Qwen2.5-VL architecture) on pages: read them densely, choose the focal layers
@@ -198,6 +212,8 @@ def _command(options: argparse.Namespace) -> int:
         progress.begin("loading the model", None)
         module = import_calibrator()
         pages = _pages(options)
+        if options.pages and not options.quiet:
+            common.note(f"{pages.with_text} of {plural(pages.readable, 'page')} have texts")
         loaded = module.load(options.model, options.dtype, options.device, options.threads, options.prompt)
         settings = module.Options(
             prompt=loaded.prompt,
@@ -217,7 +233,11 @@ def _command(options: argparse.Namespace) -> int:
     if options.html:
         from ..export.calibration_report import write_report
 
-        write_report(options.html, calibration)
+        try:
+            write_report(options.html, calibration)
+        except BaseException:
+            common.note(f"the policy is written to {options.output}; only the report is not")
+            raise
     out = Console(highlight=False)
     out.width = max(out.width, TABLE_WIDTH)
     out.print(frontier_table(pareto(calibration.choices)))
@@ -259,18 +279,12 @@ def _record_path(output: Path) -> Path:
 
 def _check_options(options: argparse.Namespace) -> None:
     """What can be told before a model is loaded."""
-    for path in filter(None, (options.output, options.html, _record_path(options.output))):
-        if path.is_dir():
-            raise FastOCRError(f"{path} is a folder; give a file to write")
-        if not path.parent.is_dir():
-            raise FastOCRError(f"there is no folder {path.parent} to write {path.name} into; make it first")
-        check_writable(path)
-    if options.html and options.html.resolve() == options.output.resolve():
-        raise FastOCRError(f"-o and --html are both {options.output}; give two files")
-    if options.html and importlib.util.find_spec("matplotlib") is None:
-        raise MissingDependencyError(
-            "--html needs matplotlib, which is not installed; install the extra: pip install 'fastocr-trt[plots]'"
-        )
+    from ..runtime.pdf import check_dpi
+
+    _check_outputs(options)
+    check_dpi(options.dpi)
+    if options.html:
+        _check_plots()
     if 0 in (options.keep or ()):
         raise FastOCRError("--keep 0 selects nothing of the page, so that there is nothing to choose by; give more")
     given = [name for name in ("count", "layout", "visual_tokens") if getattr(options, name) is not None]
@@ -282,6 +296,62 @@ def _check_options(options: argparse.Namespace) -> None:
         )
     if options.pages is None and options.texts:
         raise FastOCRError("--texts goes with --pages; the texts of generated pages are known")
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """FastOCRError where a file cannot be written, is an input, or two are one."""
+    from ..runtime.documents import list_files
+
+    record = _record_path(options.output)
+    outputs = {"-o": options.output, f"the record of -o {options.output}": record}
+    if options.html:
+        outputs["--html"] = options.html
+    inputs = {
+        "a page to read": list_files(options.pages) if options.pages and options.pages.is_dir() else (),
+        "the text of a page": _inside(options.texts or options.pages, ("*.txt",)),
+        "a file of the checkpoint": _inside(_checkpoint_folder(options.model), CHECKPOINT_FILES),
+    }
+    seen: dict[str, str] = {}
+    for name, path in outputs.items():
+        option = "--html" if name == "--html" else "-o"
+        if path.is_dir():
+            raise FastOCRError(f"{path} is a folder; give a file to write")
+        if path.exists() and not path.is_file():
+            raise FastOCRError(f"{path} is a device or a FIFO; give a file to write with {option}")
+        if not path.parent.is_dir():
+            raise FastOCRError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+        for what, files in inputs.items():
+            check_no_input(path, file_ids(files), what, option)
+        check_writable(path, option)
+        real = os.path.realpath(path)
+        if real in seen:
+            raise FastOCRError(f"{seen[real]} and {name} are both {path}; give two files")
+        seen[real] = name
+
+
+def _inside(folder: Path | None, patterns: Sequence[str]) -> list[Path]:
+    return [path for pattern in patterns for path in folder.glob(pattern)] if folder and folder.is_dir() else []
+
+
+def _checkpoint_folder(model: str) -> Path:
+    """Where the files of a local model lie; of a name on the hub, a folder that is not there."""
+    return Path(demo.__file__).parent if model == DEMO else Path(model).expanduser()
+
+
+def _check_plots() -> None:
+    """MissingDependencyError where matplotlib cannot draw: told before the work and not after it."""
+    try:
+        for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_svg"):
+            importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"--html needs {error.name}, which is not installed; install the extra: pip install 'fastocr-trt[plots]'"
+        ) from None
+    except Exception as error:  # a library that does not fit another fails on import in ways of its own
+        raise MissingDependencyError(
+            f"--html needs matplotlib, which is installed but cannot be imported ({type(error).__name__}: {error}); "
+            "install it anew: pip install --force-reinstall 'fastocr-trt[plots]'"
+        ) from None
 
 
 def _pages(options: argparse.Namespace):
