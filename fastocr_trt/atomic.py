@@ -28,7 +28,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield part
         part.replace(real)
     except OSError as error:
-        if error.filename is None or part is not None and Path(os.fsdecode(error.filename)) == part:
+        if error.filename is None or (part is not None and Path(os.fsdecode(error.filename)) == part):
             error.filename = str(path)
         raise
     finally:
