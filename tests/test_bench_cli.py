@@ -130,6 +130,11 @@ def test_more_threads_than_cores_are_warned_of(measure, monkeypatch):
     assert len(err.splitlines()) == 1
 
 
+def spread(run: dict) -> dict:
+    """A measured one of a run's JSON."""
+    return run["results"][0]["measured"]["step_ms"]
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -141,8 +146,23 @@ def test_more_threads_than_cores_are_warned_of(measure, monkeypatch):
         (lambda run: run.update(steps=5), "decode steps differ: it was 5, and is 2"),
         (lambda run: run.update(provider="cuda"), "provider differs: it was cuda"),
         (lambda run: run.update(schema_version=9), "schema version is 9"),
+        (lambda run: run.update(schema_version="1"), "schema_version is '1', not a whole number"),
+        (lambda run: spread(run).update(median=0.0, low=0.0), "results.0..measured.step_ms has the quartiles 0, 0,"),
+        (lambda run: spread(run).update(median=-1), "quartiles .*, -1, .* 1e-09 to 1e.12"),
+        (lambda run: spread(run).update(low=spread(run)["high"] + 1), "which must not fall"),
+        (lambda run: spread(run).update(high=1e308), "quartiles .*1e.308"),
+        (lambda run: spread(run).update(high=10**400), "not a number"),
+        (lambda run: spread(run).update(median=float("nan")), "not a number"),
+        (lambda run: spread(run).update(count=0), "is of 0 rounds, and the run has 2"),
+        (lambda run: spread(run).update(count=70), "is of 70 rounds, and the run has 2"),
+        (lambda run: run["yardstick"].update(low=-1), "yardstick has the quartiles -1"),
+        (lambda run: run["results"][1]["speedup"]["step_ms"].update(low=-1), "speedup.step_ms has the quartiles -1"),
+        (lambda run: run["results"].append(run["results"][0]), "results.2. is of a case that is there before: dense"),
+        (lambda run: run["results"][0]["measured"].update(joules=spread(run)), "has 'joules', which is none of vision"),
+        (lambda run: run["environment"].update(date="1970\n\x1b[31m"), r"date is '1970\\n\\x1b\[31m'"),
         (lambda run: run.pop("steps"), "is not a run of fastocr-bench .*lacks .'steps'"),
         (lambda run: run["environment"].update(date="1970-01-01"), None),
+        (lambda run: spread(run).update(median=2.0, high=2.0, low=2.0000000000000004), None),
         (lambda run: run["environment"].update(fastocr_version="0.0.1"), None),
     ],
 )
@@ -170,7 +190,7 @@ def test_runs_that_do_not_compare_are_refused_before_measuring(saved, measure, m
         (["--compare", "absent.json"], "cannot read absent.json"),
         (["--compare", "absent.json", "--format", "csv"], "write that with -o"),
         (["--provider", "cuda", "--tests", "decode"], "CUDAExecutionProvider"),
-        (["-o", "."], "it is a directory"),
+        (["-o", "."], "it is a directory; name a file"),
     ],
 )
 def test_a_mistake_is_one_sentence(measure, arguments, told, tmp_path, monkeypatch):
@@ -186,6 +206,7 @@ def test_a_mistake_is_one_sentence(measure, arguments, told, tmp_path, monkeypat
         ("--mode", "slow", "none of dense, fast"),
         ("--keep", "0.1,5", "'5' is not a share"),
         ("--batch", "0", "at least 1"),
+        ("--batch", "1" + 400 * "0", "a number of 401 digits is too large"),
     ],
 )
 def test_a_wrong_value_is_told(measure, option, value, told, capsys):
@@ -260,9 +281,14 @@ def test_a_shape_is_made_measured_and_removed(measure, monkeypatch, demo_engine_
         (["--shape", "tiny", "--focal-layers", "7"], "layers [7]"),
         (["--shape", "tiny", "--backend", "tensorrt"], "--shape makes no engines of tensorrt"),
         (["--shape", "tiny", "--dtype", "bf16"], "CPU kernels do not compute"),
+        (["--shape", "tiny", "--visual-tokens", "10000000"], "this run takes about "),
+        (["--shape", "tiny", "--text-tokens", "100000000000"], "this run takes about "),
+        (["--shape", "tiny", "--batch", str(2**63 - 1)], "this run takes about "),
+        (["--shape", "tiny", "--steps", "100000000000"], "this run takes about "),
     ],
 )
 def test_a_shape_that_cannot_be_made_is_refused_at_once(measure, arguments, told, monkeypatch):
+    monkeypatch.setattr("fastocr_trt.bench.memory.memory", lambda field: 8 * 2**30)
     monkeypatch.setattr(bench.common, "import_exporter", lambda: pytest.fail("it was exported"))
     code, out, err = measure(*arguments, engine=False)
     assert (code, out) == (2, "") and told in err and len(err.splitlines()) == 1

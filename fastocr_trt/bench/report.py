@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from ..counts import plural
 from .matrix import Case, Prompt
 from .measure import ENOUGH_ROUNDS, Spread
-from .results import QUANTITIES, Change, Result, Run
+from .results import QUANTITIES, SPEEDUPS, Change, Result, Run
 
 NAMES = {
     "vision_ms": "vision, ms",
@@ -21,7 +21,6 @@ NAMES = {
     "decode_tokens_per_s": "decode, tokens/s",
     "attention_ms": "attention alone, ms",
 }
-SPEEDUPS = ("step_ms", "attention_ms")
 CASE_NAMES = {
     "backend": "backend",
     "threads": "threads",

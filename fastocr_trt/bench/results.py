@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
+from ..counts import plural
 from ..errors import FastOCRError
 from ..manifest import Manifest
 from ..records import record
@@ -24,6 +27,9 @@ QUANTITIES = {
     "attention_ms": "attention",
 }
 """What is measured, and by which test."""
+SPEEDUPS = ("step_ms", "attention_ms")
+POSSIBLE = (1e-9, 1e12)
+"""What a time in ms, a rate or a ratio may be; outside of it is no measurement, and inside ratios are finite."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +74,49 @@ class Run:
         """FastOCRError where `path` holds no such run."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(data, dict) and data.get("schema_version") not in (SCHEMA_VERSION, None):
-                raise ValueError(f"its schema version is {data['schema_version']}, this version reads {SCHEMA_VERSION}")
-            return record(cls, data, "the run")
+            version = data.get("schema_version") if isinstance(data, dict) else None
+            if type(version) is int and version != SCHEMA_VERSION:
+                raise ValueError(f"its schema version is {version}, this version reads {SCHEMA_VERSION}")
+            run = record(cls, data, "the run")
+            _check(run)
+            return run
         except OSError as error:
             raise FastOCRError(f"cannot read {path}: {error.strerror or error}") from None
         except (ValueError, RecursionError) as error:
             raise FastOCRError(
                 f"{path} is not a run of fastocr-bench ({error}); write one with --format json -o"
             ) from None
+
+
+def _check(run: Run) -> None:
+    """ValueError where `run` is none that was ever measured."""
+    for name, text in (("date", run.environment.date), ("fastocr_version", run.environment.fastocr_version)):
+        if not re.fullmatch(r"[\w.+: -]+", text):
+            raise ValueError(f"the run.environment.{name} is {text!r}")
+    if run.yardstick is not None:
+        _check_spread(run.yardstick, run.repeats, "the run.yardstick")
+    known: set[Case] = set()
+    for number, result in enumerate(run.results):
+        where = f"the run.results[{number}]"
+        if result.case in known:
+            raise ValueError(f"{where} is of a case that is there before: {result.case}")
+        known.add(result.case)
+        for field, names in (("measured", QUANTITIES), ("speedup", SPEEDUPS)):
+            for name, spread in getattr(result, field).items():
+                if name not in names:
+                    raise ValueError(f"{where}.{field} has {name!r}, which is none of {', '.join(names)}")
+                _check_spread(spread, run.repeats, f"{where}.{field}.{name}")
+
+
+def _check_spread(spread: Spread, repeats: int, where: str) -> None:
+    least, most = POSSIBLE
+    values = spread.low, spread.median, spread.high
+    rising = all(a <= b * (1 + 1e-9) for a, b in pairwise(values))  # of equal values they may differ by a rounding
+    if not (rising and least <= min(values) and max(values) <= most):
+        shown = ", ".join(f"{value:g}" for value in values)
+        raise ValueError(f"{where} has the quartiles {shown}, which must not fall and lie in {least:g} to {most:g}")
+    if not 1 <= spread.count <= repeats:
+        raise ValueError(f"{where} is of {plural(spread.count, 'round')}, and the run has {repeats}")
 
 
 def results(cases: Sequence[Case], manifest: Manifest, turns: Turns) -> tuple[Result, ...]:
@@ -88,7 +128,7 @@ def results(cases: Sequence[Case], manifest: Manifest, turns: Turns) -> tuple[Re
             continue
         fast, visual = case.mode == "fast", case.visual_tokens
         speedup = {}
-        for name in ("step_ms", "attention_ms") if fast else ():
+        for name in SPEEDUPS if fast else ():
             test = QUANTITIES[name]
             if (ratio := turns.ratio((test, case.dense), (test, case), name)) is not None:
                 speedup[name] = ratio
