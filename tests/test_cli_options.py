@@ -80,11 +80,16 @@ def test_wrong_focal_layers(layers, capsys):
     assert "layer" in capsys.readouterr().err
 
 
-def run_raising(error: BaseException, argv=()) -> int:
+def run_raising(error: BaseException, argv=(), options=()) -> int:
+    """options: of the command, beside those that all have."""
+
     def command(options):
         raise error
 
-    return _common.run(_common.make_parser("tool", "does things", "  tool"), command, list(argv))
+    parser = _common.make_parser("tool", "does things", "  tool")
+    for option in options:
+        parser.add_argument(option)
+    return _common.run(parser, command, list(argv))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +108,19 @@ def test_an_error_is_one_line_without_traceback(error, code, told, capsys):
     shown = capsys.readouterr()
     assert shown.err.startswith(told) and shown.err.count("\n") == 1
     assert "Traceback" not in shown.err and not shown.out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "end other programs, or use a machine with more"),
+        (["--batch"], "use a smaller --batch"),
+        (["--max-pixels", "--engine"], "use smaller pages (--max-pixels) or an engine of smaller capacity"),
+    ],
+)
+def test_out_of_memory_only_options_that_are_there_are_advised(options, told, capsys):
+    assert run_raising(MemoryError(), options=options) == 2
+    assert capsys.readouterr().err == f"error: out of memory; {told}\n"
 
 
 def test_debug_shows_the_traceback(capsys):

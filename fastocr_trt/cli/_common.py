@@ -95,7 +95,7 @@ def run(
         return EXIT_PARTIAL
     except (OSError, MemoryError) as error:
         where = "" if _settle_stdout() else "standard output"
-        return _report(_system_error(error, where), options.debug, EXIT_MISTAKE)
+        return _report(_system_error(error, where, options), options.debug, EXIT_MISTAKE)
     except Exception as error:
         kind = type(error).__name__
         return _report(
@@ -170,10 +170,19 @@ def _report(text: str, debug: bool, code: int) -> int:
     return code
 
 
-def _system_error(error: OSError | MemoryError, where: str) -> str:
+SMALLER = {
+    "max_pixels": "smaller pages (--max-pixels)",
+    "batch": "a smaller --batch",
+    "engine": "an engine of smaller capacity",
+}
+"""What takes less memory, by the option that asks for it."""
+
+
+def _system_error(error: OSError | MemoryError, where: str, options: argparse.Namespace) -> str:
     """where: the place of an error that names no file, empty where that is not known."""
     if isinstance(error, MemoryError):
-        return "out of memory; use smaller pages (--max-pixels), a smaller --batch or an engine of smaller capacity"
+        ways = " or ".join(way for option, way in SMALLER.items() if option in options)
+        return f"out of memory; {f'use {ways}' if ways else 'end other programs, or use a machine with more'}"
     place = error.filename or where
     way_out = "; make room, or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return f"{f'{place}: ' if place else ''}{error.strerror or error}{way_out}"
