@@ -123,6 +123,14 @@ def test_out_of_memory_only_options_that_are_there_are_advised(options, told, ca
     assert capsys.readouterr().err == f"error: out of memory; {told}\n"
 
 
+@pytest.mark.parametrize("way", ["complain", "warn", "note", "console"])
+def test_what_a_terminal_would_obey_is_escaped(way, capsys):
+    tell = _common.stderr_console().print if way == "console" else getattr(_common, way)
+    tell("é頁 \u3000\u200d.png \x1b[31m\r\n\x9b\u202e\u2066\u2028")
+    shown = capsys.readouterr().err
+    assert shown.endswith("é頁 \u3000\u200d.png " + r"\x1b[31m\r\n\x9b\u202e\u2066\u2028" + "\n")
+
+
 def test_debug_shows_the_traceback(capsys):
     assert run_raising(FastOCRError("wrong"), ["--debug"]) == 2
     shown = capsys.readouterr().err

@@ -11,12 +11,15 @@ from fastocr_trt.cli import _engines, parse
 from fastocr_trt.cli._progress import PageProgress
 
 
-def shown(streams: bool, terminal: bool = True, wanted: bool = True) -> str:
+def shown(streams: bool, terminal: bool = True, wanted: bool = True, name: str = "scan.pdf page 2") -> str:
     """All that is written for one page."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=120)
     with PageProgress(console, 3, wanted, streams) as progress:
-        progress.page_begins("scan.pdf page 2")
+        progress.page_begins(name)
+        progress._bar.refresh()
+        if progress._status:
+            progress._status._live.refresh()
         progress.prompt(256, 1024)
         progress._bar.refresh()
         if progress._status:
@@ -27,6 +30,12 @@ def shown(streams: bool, terminal: bool = True, wanted: bool = True) -> str:
         progress.advance(1)
         progress._bar.refresh()
     return file.getvalue()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_name_is_shown_as_text_whatever_it_holds(streams):
+    text = shown(streams, name="[/red] \x1b[31m\n\u202e é頁.png")
+    assert r"[/red] \x1b[31m\n\u202e é頁.png: looking at the page" in text
 
 
 def test_a_bar_tells_pages_prompt_and_tokens():

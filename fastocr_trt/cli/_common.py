@@ -7,6 +7,7 @@ import atexit
 import errno
 import io
 import os
+import re
 import shutil
 import signal
 import sys
@@ -188,24 +189,40 @@ def _system_error(error: OSError | MemoryError, where: str, options: argparse.Na
     return f"{f'{place}: ' if place else ''}{error.strerror or error}{way_out}"
 
 
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """`text` in one line that a terminal shows as it is: control characters, line ends and changes of direction, which
+    a file's name may hold, are escaped as Python does (\\n, \\x1b, \\u202e)."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
 def warn(text: str) -> None:
     """One line of warning on stderr."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 def note(text: str) -> None:
     """One line on stderr that is neither warning nor error."""
-    print(f"note: {text}", file=sys.stderr)
+    print(f"note: {printable(text)}", file=sys.stderr)
 
 
 def complain(text: str) -> None:
     """One line of error on stderr, where the command goes on."""
-    print(f"error: {text}", file=sys.stderr)
+    print(f"error: {printable(text)}", file=sys.stderr)
+
+
+class _Console(Console):
+    """Prints plain strings `printable`."""
+
+    def print(self, *objects: object, **how) -> None:
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **how)
 
 
 def stderr_console() -> Console:
     """Where progress and summaries go; colours and moving bars only on a terminal."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def import_exporter() -> Callable:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.status import Status
+from rich.text import Text
 
 from ..counts import plural
+from ._common import printable
 
 
 class PageProgress:
@@ -25,7 +27,7 @@ class PageProgress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
             console=console,
             transient=True,
             disable=not visible or streams,
@@ -65,7 +67,8 @@ class PageProgress:
         self._bar.update(self._task, advance=count, detail="")
 
     def _detail(self, text: str) -> None:
+        text = printable(text)
         if self._status:
-            self._status.update(text)
+            self._status.update(Text(text))  # a page's name is no markup
         else:
             self._bar.update(self._task, detail=text)

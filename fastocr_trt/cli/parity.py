@@ -201,7 +201,7 @@ def _command(options: argparse.Namespace) -> int:
             failed += 1
             continue
         if not options.json:
-            print("\n".join(lines))
+            print("\n".join(common.printable(line) for line in lines))
             sys.stdout.flush()
     if not pairs["fast"].pages:
         raise FastOCRError("no page could be compared; see the errors above")
