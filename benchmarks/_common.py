@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fastocr_trt.atomic import whole_file
+from fastocr_trt.errors import FastOCRError
 from fastocr_trt.machine import package_version, processor
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results.md"
@@ -22,9 +23,34 @@ def arguments(description: str) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark takes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run: small sizes, few rounds, numbers worthless")
-    parser.add_argument("--threads", type=int, default=1, help="threads of one graph call")
+    parser.add_argument("--threads", type=threads, default=1, help="threads of one graph call")
     parser.add_argument("--save", action="store_true", help="write the table into docs/results.md")
     return parser
+
+
+def positive(text: str) -> int:
+    """A type of option: a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
+
+
+def threads(text: str) -> int:
+    """A type of option: a number of threads that this machine can start."""
+    value, most = positive(text), 4 * (os.cpu_count() or 1)
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{value} is too large; give at most {most}, four for each core")
+    return value
+
+
+def run(main: Callable[[], None], stopped: str = "stopped") -> None:
+    """`main`, with a user's mistake as one sentence, and a stopped run as what it is. stopped: what is said of that."""
+    try:
+        main()
+    except FastOCRError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(stopped)
 
 
 def interleaved_medians(

@@ -8,10 +8,11 @@ import hashlib
 import inspect
 import json
 import sqlite3
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import _common
 
 import fastocr_trt.export.fixation_method as fixation_method
 import fastocr_trt.export.masked_reading as masked_reading
@@ -128,10 +129,10 @@ def add_arguments(parser: argparse.ArgumentParser, layouts: Sequence[str], pages
     add("--layouts", nargs="+", default=list(layouts), metavar="LAYOUT[=PAGES]",
         help=f"layouts of the pages ({', '.join(sorted(LAYOUTS))}), each with a number of pages of its own if it is "
         "given one")  # fmt: skip
-    add("--pages", type=int, default=pages, help="pages of each other layout")
+    add("--pages", type=_common.positive, default=pages, help="pages of each other layout")
     add("--visual-tokens", type=int, choices=sorted(SIZES), default=384, help="size of the pages")
-    add("--max-new-tokens", type=int, default=660, help="a reading longer than this is cut")
-    add("--batch", type=int, default=10, help="pages read together")
+    add("--max-new-tokens", type=_common.positive, default=660, help="a reading longer than this is cut")
+    add("--batch", type=_common.positive, default=10, help="pages read together")
     add("--cache", type=Path, default=CACHE, help="file that keeps readings, so that a stopped run goes on")
 
 
@@ -140,9 +141,6 @@ def bench_of(args: argparse.Namespace) -> tuple[Bench, FixationPolicy]:
     if args.quick:
         args.pages, args.visual_tokens, args.max_new_tokens = 2, 64, 60
         args.layouts = [name.partition("=")[0] for name in args.layouts[:1]]
-    for name in ("pages", "max_new_tokens", "batch"):
-        if getattr(args, name) < 1:
-            raise FastOCRError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
     args.counts = _counts(args.layouts, args.pages)
     bench = Bench(args.model, args.prompt, args.max_new_tokens, args.batch, args.threads, args.cache)
     policy = read_policy(args.policy, args.model)
@@ -179,13 +177,8 @@ def read_policy(path: Path | None, model: str) -> FixationPolicy:
 
 
 def run(main: Callable[[], None]) -> None:
-    """`main`, with a user's mistake as one sentence, and a stopped run as what it is."""
-    try:
-        main()
-    except FastOCRError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped; what was read is kept, and the same command goes on from there")
+    """As `_common.run`: what was read is kept."""
+    _common.run(main, "stopped; what was read is kept, and the same command goes on from there")
 
 
 def _hash(*parts: object) -> str:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
-from _common import arguments, header, interleaved_medians, markdown_table, progress, report
+from _common import arguments, header, interleaved_medians, markdown_table, positive, progress, report, run
 from _stack import Banks, Shape, Step, grouped_query_attention_model, kinds, stack_model
 
 from fastocr_trt.fixation import FixationPolicy
@@ -53,7 +53,7 @@ def measure(
 
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=25, help="measured rounds of each size")
+    parser.add_argument("--rounds", type=positive, default=25, help="measured rounds of each size")
     parser.add_argument(
         "--cpu-time", action="store_true", help="count the thread's processor time, for a machine that does other work"
     )
@@ -103,4 +103,4 @@ def _row(shape: Shape, visual_rows: int, text_rows: int, seconds: dict[str, floa
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,7 +10,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from _common import arguments, header, interleaved_medians, markdown_table, progress, report
+from _common import arguments, header, interleaved_medians, markdown_table, positive, progress, report, run
 from _models import filled_session, random_checkpoint
 
 from fastocr_trt.export.engine_directory import export_engine
@@ -21,11 +21,11 @@ TEXT_ROWS = 256
 
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
-    parser.add_argument("--layers", type=int, default=8, help="decoder layers")
+    parser.add_argument("--layers", type=positive, default=8, help="decoder layers")
     parser.add_argument("--focal", type=int, default=4, help="the focal layer")
-    parser.add_argument("--visual-rows", type=int, nargs="+", default=[1024, 4096, 16384], help="sizes of the page")
+    parser.add_argument("--visual-rows", type=positive, nargs="+", default=[1024, 4096, 16384], help="of the page")
     parser.add_argument("--weights", choices=["int4", "int8", "none"], default="int4", help="of the decoder")
-    parser.add_argument("--rounds", type=int, default=25, help="measured rounds of each size")
+    parser.add_argument("--rounds", type=positive, default=25, help="measured rounds of each size")
     args = parser.parse_args()
     layers = 2 if args.quick else args.layers
     policy = FixationPolicy((min(args.focal, layers - 1),), dense_layers=(0,))
@@ -55,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

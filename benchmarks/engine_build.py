@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from _common import arguments, header, markdown_table, progress, report
+from _common import arguments, header, markdown_table, positive, progress, report, run
 
 from fastocr_trt.export import build, build_graph
 from fastocr_trt.export.build_engine import EnginePlan, Settings, build_engine
@@ -100,7 +100,7 @@ def build_one(folder: Path, name: str, layers: int, plugin: str) -> dict:
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--plugin", type=Path, help="the plugin library; without it only bodies are built")
-    parser.add_argument("--layers", type=int, default=36, help="decoder layers")
+    parser.add_argument("--layers", type=positive, default=36, help="decoder layers")
     parser.add_argument("--one", nargs=2, metavar=("FOLDER", "NAME"), help="build one engine, print JSON (internal)")
     args = parser.parse_args()
     layers = 4 if args.quick else args.layers
@@ -139,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

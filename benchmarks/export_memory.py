@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _common import arguments, header, markdown_table, report
+from _common import arguments, header, markdown_table, report, run
 from _models import random_checkpoint
 
 LIMIT = 2.2
@@ -94,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from _common import arguments, header, interleaved_medians, markdown_table, progress, report
+from _common import arguments, header, interleaved_medians, markdown_table, positive, progress, report, run
 from _models import DEMO, random_checkpoint
 from PIL import Image
 
@@ -57,8 +57,10 @@ def measure(model: Path, name: str, image: Image.Image, policy: FixationPolicy |
 
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds")
-    parser.add_argument("--layers", type=int, default=8, help="decoder layers and vision blocks of the random model")
+    parser.add_argument("--rounds", type=positive, default=7, help="measured rounds")
+    parser.add_argument(
+        "--layers", type=positive, default=8, help="decoder layers and vision blocks of the random model"
+    )
     parser.add_argument("--only", choices=["demo", "3b"], help="one of the models alone")
     parser.set_defaults(threads=2)
     args = parser.parse_args()
@@ -87,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -24,13 +24,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from _common import arguments, header, markdown_table, progress, report
+from _common import arguments, header, markdown_table, positive, progress, report, run
 from _models import DEMO
 from PIL import Image
 
 from fastocr_trt.bench.measure import Spread, Turns
 from fastocr_trt.counts import plural
-from fastocr_trt.demo.pages import SEEDS, generate_page
+from fastocr_trt.demo.pages import SEEDS, SIZES, generate_page
+from fastocr_trt.errors import FastOCRError
 from fastocr_trt.export.engine_directory import export_engine
 from fastocr_trt.export.random_checkpoint import random_checkpoint
 from fastocr_trt.export.transformers_reader import TransformersReader
@@ -118,17 +119,35 @@ def pages(args) -> list[Image.Image]:
     return [generate_page(SEEDS["benchmarks"][i]).image.resize((side, side)) for i in range(args.pages)]
 
 
+def check(args) -> None:
+    """FastOCRError for a model or pages that there are not; fills in the default size of a page."""
+    if args.shape is not None:
+        find_shape(args.shape, args.layers)
+        args.visual_tokens = args.visual_tokens or 1024
+        if math.isqrt(args.visual_tokens) ** 2 != args.visual_tokens:
+            raise FastOCRError(f"--visual-tokens is {args.visual_tokens}, no square number; give 256, 1024 or 4096")
+    else:
+        args.visual_tokens, sizes = args.visual_tokens or 768, sorted(SIZES)
+        if args.layers is not None:
+            raise FastOCRError("--layers is for --shape; the demo has its own")
+        if args.visual_tokens not in sizes:
+            raise FastOCRError(f"--visual-tokens is {args.visual_tokens}; generated pages have {sizes}")
+    if args.pages > (most := len(SEEDS["benchmarks"])):
+        raise FastOCRError(f"--pages is {args.pages}; {most:,} seeds are kept for benchmarks")
+
+
 def main() -> None:
     parser = arguments(__doc__.split("\n\n")[0])
     parser.add_argument("--engine", type=Path, default=Path("engines/demo"), help="the demo model's, fp32")
     parser.add_argument("--shape", help=f"random weights in place of the demo: {', '.join(SHAPES)}")
-    parser.add_argument("--layers", type=int, help="of --shape, default all")
-    parser.add_argument("--visual-tokens", type=int, default=768, help="of a page; a square number with --shape")
-    parser.add_argument("--pages", type=int, default=5, help="generated pages")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds over all of them")
+    parser.add_argument("--layers", type=positive, help="of --shape, default all")
+    parser.add_argument("--visual-tokens", type=positive, help="of a page; default 768, of --shape 1024")
+    parser.add_argument("--pages", type=positive, default=5, help="generated pages")
+    parser.add_argument("--rounds", type=positive, default=5, help="measured rounds over all of them")
     args = parser.parse_args()
     if args.quick:
         args.visual_tokens, args.pages, args.rounds = 64, 1, 1
+    check(args)
     with tempfile.TemporaryDirectory() as folder, progress() as bar:
         checkpoint, directory, room = DEMO, args.engine, ROOM
         if args.shape is not None:
@@ -136,12 +155,9 @@ def main() -> None:
             room = RANDOM_ROOM
         engine = Engine.load(directory, threads=args.threads, backend="onnxruntime")
         manifest = engine.manifest
-        if args.shape is None and (manifest.model["source"], manifest.dtype, manifest.weights) != (
-            "demo",
-            "fp32",
-            None,
-        ):
-            parser.error(f"{directory} is not the demo in fp32; fastocr-export demo -o engines/demo --force")
+        found = manifest.model["source"], manifest.dtype, manifest.weights
+        if args.shape is None and found != ("demo", "fp32", None):
+            raise FastOCRError(f"{directory} is not the demo in fp32; fastocr-export demo -o {directory} --force")
         common = (engine, checkpoint, room, args.threads)
         readers = {YARDSTICK: transformers(*common)}
         if importlib.util.find_spec("onnxruntime_genai") is not None:
@@ -199,4 +215,4 @@ def _spread(spread: Spread, digits: int, unit: str = "") -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

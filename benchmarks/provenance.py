@@ -8,12 +8,11 @@ without such a one (insertions) have no true place and count only as wrong words
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from _common import arguments, header, markdown_table, progress, report
+from _common import arguments, header, markdown_table, positive, progress, report, run
 from rapidfuzz.distance import Levenshtein
 
 from fastocr_trt.demo.boxed_pages import BOXED_LAYOUTS, generate_boxed_page
@@ -112,7 +111,7 @@ def interval(pages: Sequence[np.ndarray], statistic) -> str:
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--engine", default="engines/demo", help="engine directory")
-    parser.add_argument("--pages", type=int, default=50, help="pages that are read")
+    parser.add_argument("--pages", type=positive, default=50, help="pages that are read")
     parser.add_argument("--layout", choices=sorted(BOXED_LAYOUTS), default="mono", help="of the pages")
     parser.add_argument("--visual-tokens", type=int, choices=sorted(SIZES), default=768, help="size of the pages")
     parser.add_argument("--modes", nargs="+", choices=("fast", "dense"), default=["fast", "dense"], help="ways to read")
@@ -178,7 +177,4 @@ def tables(measured: dict[str, Measured]) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except FastOCRError as error:
-        sys.exit(f"error: {error}")
+    run(main)

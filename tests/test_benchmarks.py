@@ -143,6 +143,46 @@ def test_a_mistaken_option_is_one_sentence(name, here, tmp_path):
         here(name, "--cache", str(tmp_path / "text"))
 
 
+SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [("0", "0 is not a whole number of at least 1"), ("9999", "9999 is too large; give at most")],
+)
+def test_a_wrong_number_of_threads_is_one_sentence(name, value, told, here, capsys):
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit) as stop:
+        here(name, "--threads", value)
+    assert stop.value.code == 2 and f"error: argument --threads: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["capacity", "peers", "provenance", "weights_memory"])
+def test_an_engine_that_is_not_there_is_one_sentence(name, here, tmp_path):
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit, match=r"^error: .*no-engine") as stop:
+        here(name, "--engine", str(tmp_path / "no-engine"))
+    assert len(str(stop.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--shape", "foo"], "there is no shape 'foo'"),
+        (["--shape", "tiny", "--layers", "9"], "tiny has 4"),
+        (["--shape", "tiny", "--visual-tokens", "1000"], "1000, no square number"),
+        (["--visual-tokens", "1000"], r"generated pages have .64, 128"),
+        (["--layers", "2"], "--layers is for --shape"),
+        (["--pages", "80001"], "80,000 seeds are kept"),
+    ],
+)
+def test_what_peers_cannot_read_is_one_sentence(arguments, told, here):
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit, match=f"^error: .*{told}"):
+        here("peers", *arguments)
+
+
 def test_every_form_of_the_attention_stack_computes_the_same():
     pytest.importorskip("torch")
     from _stack import Banks, Shape, Step, grouped_query_attention_model, kinds, stack_model
