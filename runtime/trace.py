@@ -27,6 +27,9 @@ _ARRAYS = {
     "page_mass": (3, np.float16),
 }
 """Array -> its axes, the first of which is the token, and its type."""
+_RANGES = {"log_probabilities": (-np.inf, 0), "mass": (0, 1), "page_mass": (0, 1)}
+_ROUNDING = 0.01  # that float16 and sums of softmax may go beyond them
+_LARGEST = 2**31 - 1
 _MOST_BYTES = 2 * 2**30  # unpacked; several times what the longest text leaves, where a small file can claim any size
 
 
@@ -59,7 +62,7 @@ class Trace:
     layers: the focal layers, F of them. rows [T,F,KV,k] int32: the fixation, rows of the visual bank by falling mass,
     -1 where unused. mass [T,F,KV,k] float16: softmax mass of each, mean over the query heads of the KV head.
     page_mass [T,F,KV] float16: that of the whole page. pictures: the images as the model saw them, RGB.
-    source, page: the file and its page from 1, where known.
+    source, page: the file and its page from 1, where known. `save` escapes what is not UTF-8 in the name.
     """
 
     text: str
@@ -83,6 +86,7 @@ class Trace:
 
     def save(self, path: Path) -> None:
         """Write the file whole: one that is there stays until then. OSError where it cannot be written."""
+        source = self.source and self.source.encode("utf-8", "backslashreplace").decode("utf-8")
         facts = {
             "schema": SCHEMA,
             "text": self.text,
@@ -90,7 +94,7 @@ class Trace:
             "layers": list(self.layers),
             "images": [asdict(image) for image in self.images],
             "finish_reason": self.finish_reason,
-            "source": self.source,
+            "source": source,
             "page": self.page,
         }
         arrays = {name: getattr(self, name) for name in _ARRAYS}
@@ -124,7 +128,10 @@ class Trace:
 
 def _unpack(path: str | Path) -> tuple[Any, dict[str, np.ndarray]]:
     """The facts and all arrays of a file; any error where it is no such file."""
-    with Path(path).open("rb") as file:
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError("it is a pipe, a socket or a device")  # to open one may wait for ever
+    with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError("it is no NumPy archive")
     with np.load(path, allow_pickle=False) as stored:
@@ -154,9 +161,12 @@ def _build(facts: dict[str, Any], content: dict[str, np.ndarray]) -> Trace:
 
 
 def _check_facts(trace: Trace) -> None:
-    strings = (trace.text, trace.mode, trace.finish_reason, trace.source or "")
-    if not all(isinstance(value, str) for value in strings) or not _whole(*trace.layers, trace.page or 0):
-        raise ValueError("text, mode, finish_reason, source, layers or page is of another type")
+    strings = (trace.text, trace.mode, trace.finish_reason, "" if trace.source is None else trace.source)
+    page = 1 if trace.page is None else trace.page
+    if not all(isinstance(value, str) for value in strings) or not _whole(*trace.layers) or not _whole(page, least=1):
+        raise ValueError("text, mode, finish_reason, source, layers or page is of another type, or no such number")
+    if any("\ud800" <= character <= "\udfff" for value in strings for character in value):
+        raise ValueError("text, mode, finish_reason or source has half a character (a lone surrogate)")
 
 
 def _check_images(trace: Trace) -> None:
@@ -164,8 +174,10 @@ def _check_images(trace: Trace) -> None:
     for image, picture in zip(trace.images, trace.pictures, strict=True):
         if not _whole(*image.size, *image.resized, image.columns, image.rows, image.cell, least=1):
             raise ValueError("an image's size is no size")
-        if image.resized != (image.columns * image.cell, image.rows * image.cell) or image.first_row != first:
+        if image.resized != (image.columns * image.cell, image.rows * image.cell):
             raise ValueError("an image's visual tokens do not cover it")
+        if not _whole(image.first_row) or image.first_row != first:
+            raise ValueError(f"an image's visual tokens do not begin at row {first:,}")
         if len(image.size) != 2 or picture.size != image.resized:
             raise ValueError("a picture has another size than its image")
         first += image.visual_tokens
@@ -181,6 +193,9 @@ def _check_arrays(trace: Trace) -> None:
             raise ValueError(f"{name} is {array.dtype} {list(array.shape)} for {plural(tokens, 'token')}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"{name} has numbers that are not finite")
+        least, most = _RANGES.get(name, (-np.inf, np.inf))
+        if array.size and (array.min() < least or array.max() > most + _ROUNDING):
+            raise ValueError(f"{name} has numbers outside {least:g} to {most:g}")
     if rows.shape != trace.mass.shape or rows.shape[:3] != trace.page_mass.shape:
         raise ValueError("rows, mass and page_mass differ in shape")
     if len(trace.layers) != rows.shape[1] or trace.spans.shape != (tokens, 2):
@@ -193,7 +208,9 @@ def _check_arrays(trace: Trace) -> None:
 
 
 def _whole(*values: Any, least: int = 0) -> bool:
-    return all(isinstance(value, int) and not isinstance(value, bool) and value >= least for value in values)
+    return all(
+        isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST for value in values
+    )
 
 
 def _jpeg(picture: Image.Image) -> bytes:

@@ -35,9 +35,8 @@ class TraceFolder:
     def save(self, trace: Trace, source: str, page: int) -> Path:
         """Write the trace of `page` of `source`; where it is then."""
         path = self.folder / f"{self._stem(source)}.p{page}.npz"
-        readable = source.encode("utf-8", "backslashreplace").decode("utf-8")
         try:
-            replace(trace, source=readable, page=page).save(path)
+            replace(trace, source=source, page=page).save(path)
         except OSError as error:
             raise cannot_write(path, error, "--trace") from None
         return path
