@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import stat
+import threading
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,6 +224,78 @@ def test_a_trace_that_cannot_be_drawn_is_named_and_the_others_are_drawn(traced, 
     assert run(traced / "empty.p1.npz", "-o", tmp_path / "out.png") == 0
 
 
+def shown_in(page) -> list[str]:
+    written = page.read_text(encoding="utf-8")
+    return [each["name"] for each in json.loads(written.split('id="data">')[1].split("</script>")[0])]
+
+
+def test_html_shows_the_traces_that_can_be_read(traced, tmp_path, capsys):
+    np.savez(traced / "policy.record.npz", kept=np.zeros(3))
+    (traced / "broken.npz").write_bytes((traced / "scan.p2.npz").read_bytes()[:900])
+    assert run(traced, "-o", tmp_path / "out.html") == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in said] == ["error", "error", "note"]
+    assert "broken.npz is not a trace" in said[0] and "policy.record.npz is not a trace" in said[1]
+    assert said[2].endswith(f"out.html shows {traced / 'scan.p2.npz'}")
+    assert shown_in(tmp_path / "out.html") == ["scan.pdf, page 2"]
+
+
+@pytest.mark.parametrize("form", command.FORMS)
+def test_where_nothing_can_be_drawn_nothing_is_written(tmp_path, capsys, form):
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for name in "ab":
+        (traces / f"{name}.npz").write_bytes(b"text")
+    assert run(traces, "-o", tmp_path / f"out{form}") == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3 and said[2] == "error: none of 2 traces could be drawn, so nothing was written"
+    assert list(tmp_path.iterdir()) == [traces]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs mkfifo")
+@pytest.mark.parametrize(("form", "begins"), [(".html", b"<!DOCTYPE html>"), (".png", b"\x89PNG"), (".gif", b"GIF89a")])
+def test_a_fifo_is_written_to_and_stays(traced, tmp_path, form, begins):
+    fifo, got = tmp_path / f"out{form}", []
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()), daemon=True)
+    reader.start()
+    assert run(traced, "-o", fifo) == 0
+    reader.join(timeout=10)
+    assert got and got[0].lower().startswith(begins.lower()) and stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_device_is_written_to_and_stays(traced, tmp_path, capsys):
+    (tmp_path / "null.png").symlink_to(os.devnull)
+    assert run(traced, "-o", tmp_path / "null.png") == 0
+    (tmp_path / "full.png").symlink_to("/dev/full")
+    assert run(traced, "-o", tmp_path / "full.png") == 2
+    assert f"cannot write {tmp_path / 'full.png'}: No space left" in capsys.readouterr().err
+    assert all(stat.S_ISCHR((tmp_path / name).stat().st_mode) for name in ("null.png", "full.png"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs mkfifo")
+def test_a_fifo_is_no_trace(traced, tmp_path, capsys):
+    os.mkfifo(traced / "pipe.npz")
+    assert run(traced, "-o", tmp_path / "out.html") == 1
+    assert f"error: {traced / 'pipe.npz'} is not a trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["", "-o", "out.html"], ["traces", "", "-o", "out.html"], ["traces", "-o", ""]])
+def test_an_empty_name_is_not_the_current_folder(traced, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(traced)
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments)
+    assert ended.value.code == 2 and "the name is empty; give a file or a folder" in capsys.readouterr().err
+    assert [each.name for each in traced.iterdir()] == ["scan.p2.npz"]
+
+
+def test_a_name_that_is_not_utf8_is_escaped_in_its_trace(tmp_path):
+    replace(made_up(), source="a\udcffb.png").save(tmp_path / "a.npz")
+    assert Trace.load(tmp_path / "a.npz").source == "a\\udcffb.png"
+    assert run(tmp_path / "a.npz", "-o", tmp_path / "out.html") == 0
+
+
 def test_several_traces_make_numbered_pictures_or_one_html(traced, tmp_path):
     for page in (10, 9):
         trace = replace(made_up(), page=page)
@@ -253,6 +329,7 @@ def test_a_page_of_two_images_is_drawn_whole(tmp_path):
         (["traces", "-o", "page.png/out.png"], "is a file, not a folder"),
         (["traces", "-o", "folder.png"], "is a directory"),
         (["wordless.npz", "-o", "out.gif"], "no tokens"),
+        (["traces/scan.p2.npz", "-o", "trace.html"], "trace.html: it is a trace to draw"),
     ],
 )
 def test_mistakes_are_told_in_one_line(traced, tmp_path, monkeypatch, capsys, arguments, said):
@@ -261,6 +338,7 @@ def test_mistakes_are_told_in_one_line(traced, tmp_path, monkeypatch, capsys, ar
     (tmp_path / "folder.png").mkdir()
     Image.new("RGB", (9, 9)).save(tmp_path / "page.png")
     trace_of("", []).save(tmp_path / "wordless.npz")
+    (tmp_path / "trace.html").symlink_to(traced / "scan.p2.npz")
     assert run(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and said in error
