@@ -155,6 +155,7 @@ def run_process(body: str, **streams) -> subprocess.CompletedProcess:
     """A command of its own process whose work is `body`."""
     script = (
         "import os, signal, sys, time\nfrom fastocr_trt.cli._common import make_parser, run\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests themselves may run under nohup
         f"def command(options):\n    {body}\n"
         "sys.exit(run(make_parser('tool', '', ''), command, []))"
     )
