@@ -151,11 +151,11 @@ def test_a_reader_that_goes_away_is_no_error():
     assert done.stderr == ""
 
 
-def run_process(body: str, **streams) -> subprocess.CompletedProcess:
-    """A command of its own process whose work is `body`."""
+def run_process(body: str, before: str = "", **streams) -> subprocess.CompletedProcess:
+    """A command of its own process whose work is `body`, after `before`."""
     script = (
         "import os, signal, sys, time\nfrom fastocr_trt.cli._common import make_parser, run\n"
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests themselves may run under nohup
+        f"{before}\n"
         f"def command(options):\n    {body}\n"
         "sys.exit(run(make_parser('tool', '', ''), command, []))"
     )
@@ -167,7 +167,8 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(name):
     """Sent twice, as `timeout` does: what is cleaned up is cleaned up to the end."""
     kill = f"os.kill(os.getpid(), signal.{name})"
     body = f"try: {kill}; time.sleep(60)\n    finally: {kill}; print('cleaned up')"
-    done = run_process(body, capture_output=True)
+    # These tests may themselves run under nohup, which SIGHUP's being ignored is inherited from.
+    done = run_process(body, f"signal.signal(signal.{name}, signal.SIG_DFL)", capture_output=True)
     assert done.returncode == 128 + getattr(signal, name)
     assert (done.stdout, done.stderr) == ("cleaned up\n", f"error: stopped by {name}\n")
 
