@@ -15,8 +15,8 @@ import numpy as np
 from _common import arguments, header, markdown_table, positive, progress, report, run
 from rapidfuzz.distance import Levenshtein
 
-from fastocr_trt.demo.boxed_pages import BOXED_LAYOUTS, generate_boxed_page
-from fastocr_trt.demo.pages import SEEDS, SIZES
+from fastocr_trt.demo.boxed_pages import generate_boxed_page
+from fastocr_trt.demo.pages import LAYOUTS, SEEDS, SIZES
 from fastocr_trt.demo.word_boxes import WordBox
 from fastocr_trt.errors import FastOCRError
 from fastocr_trt.runtime import Engine
@@ -112,7 +112,7 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--engine", default="engines/demo", help="engine directory")
     parser.add_argument("--pages", type=positive, default=50, help="pages that are read")
-    parser.add_argument("--layout", choices=sorted(BOXED_LAYOUTS), default="mono", help="of the pages")
+    parser.add_argument("--layout", choices=sorted(LAYOUTS), default="mono", help="of the pages")
     parser.add_argument("--visual-tokens", type=int, choices=sorted(SIZES), default=768, help="size of the pages")
     parser.add_argument("--modes", nargs="+", choices=("fast", "dense"), default=["fast", "dense"], help="ways to read")
     args = parser.parse_args()

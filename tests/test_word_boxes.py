@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastocr_trt.demo.boxed_pages import BOXED_LAYOUTS, generate_boxed_page
-from fastocr_trt.demo.pages import generate_page
+from fastocr_trt.demo.boxed_pages import generate_boxed_page
+from fastocr_trt.demo.pages import LAYOUTS, generate_page
 from fastocr_trt.demo.word_boxes import Box, word_boxes
 from fastocr_trt.errors import FastOCRError
 
 
-@pytest.mark.parametrize("layout", sorted(BOXED_LAYOUTS))
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_it_is_the_page_of_the_seed(layout):
     plain, boxed = generate_page(1_200, layout, 128), generate_boxed_page(1_200, layout, 128)
     assert boxed.text == plain.text
@@ -19,7 +19,7 @@ def test_it_is_the_page_of_the_seed(layout):
     assert [boxed.text[word.start : word.end] for word in boxed.words] == [word.text for word in boxed.words]
 
 
-@pytest.mark.parametrize("layout", sorted(BOXED_LAYOUTS))
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_every_box_holds_ink(layout):
     for seed in range(1_200, 1_204):
         page = generate_boxed_page(seed, layout, 384)

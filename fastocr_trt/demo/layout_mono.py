@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from .word_boxes import Box
+from .word_boxes import Box, Drawn
 from .words import random_line
 
 FONT = Path(__file__).with_name("DejaVuSansMono.ttf")
@@ -20,13 +20,8 @@ _SIZES = {(8, 8): ((30, 48), 74), (16, 8): ((30, 56), 170), (24, 16): ((30, 64),
 _LEFT, _RIGHT = 4, 4  # room around a glyph for what overhangs its advance
 
 
-def draw(source: Random, columns: int, rows: int) -> tuple[Image.Image, str]:
-    """A page of columns x rows visual tokens of 28 pixels. Returns (RGB image, text)."""
-    return draw_places(source, columns, rows)[:2]
-
-
-def draw_places(source: Random, columns: int, rows: int) -> tuple[Image.Image, str, list[Box | None]]:
-    """As `draw`, and of each character of the text its box, None for white space."""
+def draw(source: Random, columns: int, rows: int) -> Drawn:
+    """A page of columns x rows visual tokens of 28 pixels."""
     width, height = columns * 28, rows * 28
     pitch_range, max_characters = _SIZES[columns, rows]
     size = source.choice(FONT_SIZES)
@@ -61,7 +56,7 @@ def draw_places(source: Random, columns: int, rows: int) -> tuple[Image.Image, s
             top += source.randint(4, pitch)
     darkness = source.uniform(0.75, 1.0)
     grey = (255 - ink * darkness).astype(np.uint8)
-    return Image.fromarray(grey).convert("RGB"), "\n".join(lines), places[:-1]
+    return Drawn(Image.fromarray(grey).convert("RGB"), "\n".join(lines), places[:-1])
 
 
 def _write(ink: np.ndarray, line: str, x: int, top: int, size: int) -> None:

@@ -15,7 +15,7 @@ from . import layouts_blocks as blocks
 from .layouts_fonts import BUNDLED, Family, sheet
 from .layouts_ink import Ink, Place
 from .layouts_noise import print_page
-from .word_boxes import Box
+from .word_boxes import Box, Drawn
 
 FONT_SIZES = (14, 28)
 
@@ -136,19 +136,10 @@ def _fill(column: blocks.Column, layout: str) -> None:
         blocks.paragraph(column)  # a table may not fit a small page; a line or two always does
 
 
-def _draw(layout: str, source: Random, columns: int, rows: int) -> tuple[Image.Image, str]:
-    return _draw_places(layout, source, columns, rows)[:2]
-
-
-def _draw_places(layout: str, source: Random, columns: int, rows: int) -> tuple[Image.Image, str, list[Box | None]]:
+def _draw(layout: str, source: Random, columns: int, rows: int) -> Drawn:
     page = compose(source, columns, rows, layout)
-    return Image.fromarray(page.grey).convert("RGB"), page.text, page.boxes
+    return Drawn(Image.fromarray(page.grey).convert("RGB"), page.text, page.boxes)
 
 
-DRAW: dict[str, Callable[[Random, int, int], tuple[Image.Image, str]]] = {name: partial(_draw, name) for name in NAMES}
+DRAW: dict[str, Callable[[Random, int, int], Drawn]] = {name: partial(_draw, name) for name in NAMES}
 """For the registry of pages.py."""
-
-DRAW_PLACES: dict[str, Callable[[Random, int, int], tuple[Image.Image, str, list[Box | None]]]] = {
-    name: partial(_draw_places, name) for name in NAMES
-}
-"""As DRAW, and of each character of the text its box, None where nothing is drawn for it."""

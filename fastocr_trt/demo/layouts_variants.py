@@ -6,7 +6,6 @@ They are drawn from the blocks and faces of `layouts`, but no training page is m
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from random import Random
 
 from PIL import Image
@@ -17,10 +16,7 @@ from .layouts import most_characters
 from .layouts_fonts import BUNDLED
 from .layouts_ink import Ink, Run
 from .layouts_noise import print_page
-from .word_boxes import Box
-
-Drawn = tuple[Image.Image, str, list[Box | None]]
-"""A page, its text, and of each character its box, None where nothing is drawn for it."""
+from .word_boxes import Drawn
 
 
 def short_lines(source: Random, columns: int, rows: int) -> Drawn:
@@ -54,17 +50,8 @@ def _column(source: Random, columns: int, rows: int, size: int, pitch: float) ->
 
 def _print(source: Random, ink: Ink) -> Drawn:
     page = ink.page()
-    return Image.fromarray(print_page(source, page.ink)).convert("RGB"), page.text, page.boxes
+    return Drawn(Image.fromarray(print_page(source, page.ink)).convert("RGB"), page.text, page.boxes)
 
 
-DRAW_PLACES: dict[str, Callable[[Random, int, int], Drawn]] = {"lines": short_lines, "small": small_type}
-
-
-def _draw(name: str, source: Random, columns: int, rows: int) -> tuple[Image.Image, str]:
-    return DRAW_PLACES[name](source, columns, rows)[:2]
-
-
-DRAW: dict[str, Callable[[Random, int, int], tuple[Image.Image, str]]] = {
-    name: partial(_draw, name) for name in DRAW_PLACES
-}
+DRAW: dict[str, Callable[[Random, int, int], Drawn]] = {"lines": short_lines, "small": small_type}
 """For the registry of pages.py."""

@@ -17,6 +17,7 @@ from PIL import Image
 
 from ..errors import FastOCRError
 from . import layout_mono, layouts, layouts_variants
+from .word_boxes import Drawn
 
 TOKEN_PIXELS = 28  # side of one visual token: 2 x 2 patches of 14 pixels
 
@@ -32,10 +33,10 @@ SEEDS: dict[str, range] = {
 }
 """Disjoint seeds by purpose."""
 
-Draw = Callable[[random.Random, int, int], "tuple[Image.Image, str]"]
+Draw = Callable[[random.Random, int, int], Drawn]
 
 LAYOUTS: dict[str, Draw] = {"mono": layout_mono.draw, **layouts.DRAW, **layouts_variants.DRAW}
-"""Name -> function (random source, columns, rows of visual tokens) -> (RGB image, text in reading order)."""
+"""Name -> function (random source, columns, rows of visual tokens) -> what is drawn, the text in reading order."""
 
 
 class GeneratedPage(NamedTuple):
@@ -47,6 +48,12 @@ class GeneratedPage(NamedTuple):
 
 def generate_page(seed: int, layout: str = "mono", visual_tokens: int = 768) -> GeneratedPage:
     """The page of this seed. FastOCRError where the layout, the size or the seed is not one there is."""
+    drawn = draw_page(seed, layout, visual_tokens)
+    return GeneratedPage(drawn.image, drawn.text)
+
+
+def draw_page(seed: int, layout: str, visual_tokens: int) -> Drawn:
+    """`generate_page`'s page, and where its characters are."""
     if layout not in LAYOUTS:
         raise FastOCRError(f"there is no layout {layout!r}; there are {sorted(LAYOUTS)}")
     if visual_tokens not in SIZES:
@@ -55,4 +62,4 @@ def generate_page(seed: int, layout: str = "mono", visual_tokens: int = 768) -> 
         raise FastOCRError(f"seed is {seed!r}; it must be a whole number of at least 0")
     # A string is hashed by SHA-512: the same stream on every machine, and unlike streams for like seeds.
     source = random.Random(f"{layout} {visual_tokens} {seed}")
-    return GeneratedPage(*LAYOUTS[layout](source, *SIZES[visual_tokens]))
+    return LAYOUTS[layout](source, *SIZES[visual_tokens])

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from PIL import Image
+
 
 class Box(NamedTuple):
     """Pixels from the page's upper left corner; right and bottom lie just outside."""
@@ -14,6 +16,15 @@ class Box(NamedTuple):
     top: float
     right: float
     bottom: float
+
+
+class Drawn(NamedTuple):
+    """What a layout draws. image: mode RGB. places: of each character of the text its box, None where nothing is drawn
+    for it (white space, signs of Markdown)."""
+
+    image: Image.Image
+    text: str
+    places: list[Box | None]
 
 
 class WordBox(NamedTuple):
@@ -36,8 +47,7 @@ def union(boxes: Sequence[Box]) -> Box:
 def word_boxes(text: str, places: Sequence[Box | None]) -> list[WordBox]:
     """The words of `text` that are printed, in its order.
 
-    places: of each character its box, None where nothing is drawn for it (white space, signs of Markdown). Words of
-    which nothing is drawn are left out.
+    places: see `Drawn`. Words of which nothing is drawn are left out.
     """
     words: list[WordBox] = []
     start = 0
