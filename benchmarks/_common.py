@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fastocr_trt.atomic import whole_file
+from fastocr_trt.counts import plural
 from fastocr_trt.errors import FastOCRError
 from fastocr_trt.machine import package_version, processor
 
@@ -88,7 +89,7 @@ def header(threads: int, *packages: str) -> str:
     names = ("numpy", "onnxruntime", *packages)
     versions = ", ".join(f"{name} {package_version(name)}" for name in dict.fromkeys(names))
     return (
-        f"{processor()}, {os.cpu_count()} cores, {threads} thread{'s' * (threads != 1)}; "
+        f"{processor()}, {os.cpu_count()} cores, {plural(threads, 'thread')}; "
         f"Python {platform.python_version()}, {versions}; {time.strftime('%Y-%m-%d')}"
     )
 

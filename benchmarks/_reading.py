@@ -16,6 +16,7 @@ import _common
 
 import fastocr_trt.export.fixation_method as fixation_method
 import fastocr_trt.export.masked_reading as masked_reading
+from fastocr_trt.counts import plural
 from fastocr_trt.demo.pages import LAYOUTS, SEEDS, SIZES, GeneratedPage, generate_page
 from fastocr_trt.errors import FastOCRError
 from fastocr_trt.export.engine_directory import DEMO_POLICY
@@ -116,7 +117,7 @@ def about_pages(args: argparse.Namespace) -> str:
     names: dict[int, list[str]] = {}
     for layout, count in args.counts.items():
         names.setdefault(count, []).append(layout)
-    parts = [f"{n} {'page' if n == 1 else 'pages'} of {', '.join(some)}" for n, some in names.items()]
+    parts = [f"{plural(n, 'page')} of {', '.join(some)}" for n, some in names.items()]
     return f"{'; '.join(parts)}; {args.visual_tokens} visual tokens"
 
 

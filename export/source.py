@@ -15,19 +15,25 @@ def find_checkpoint(model: str | Path) -> Path:
 
     Raises ExportError where there is no such folder, no such name, or no way to reach the hub.
     """
-    if model == DEMO:
-        from .. import demo
-
-        return Path(demo.__file__).parent
+    if folder := local_checkpoint(model):
+        return folder
     path = Path(model).expanduser()
-    if path.is_dir():
-        return path
     if path.is_file():
         raise ExportError(f"{path} is a file; give the folder that holds config.json and the weights")
     name = str(model)
     if name.count("/") > 1 or name.startswith((".", "/", "~")) or isinstance(model, Path):
         raise ExportError(f"there is no folder {path}; give a checkpoint's folder, a hub name (owner/name), or `demo`")
     return _fetch(name)
+
+
+def local_checkpoint(model: str | Path) -> Path | None:
+    """The folder of "demo", or the folder `model` where it is one; None where it may be a name on the hub."""
+    if model == DEMO:
+        from .. import demo
+
+        return Path(demo.__file__).parent
+    path = Path(model).expanduser()
+    return path if path.is_dir() else None
 
 
 def _fetch(name: str) -> Path:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from .. import demo
 from ..counts import plural
 from ..demo.pages import LAYOUTS, SIZES
 from ..errors import FastOCRError, MissingDependencyError
+from ..export.source import DEMO, local_checkpoint
 from . import _common as common
 from ._files import check_no_input, check_writable, file_ids
 from ._progress import PageProgress
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..calibration import Choice
     from ..export.calibrate_result import Calibration
 
-DEMO = "demo"
 CHECKPOINT_FILES = (
     "*config.json",
     "*.safetensors",
@@ -309,7 +308,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
     inputs = {
         "a page to read": list_files(options.pages) if options.pages and options.pages.is_dir() else (),
         "the text of a page": _inside(options.texts or options.pages, ("*.txt",)),
-        "a file of the checkpoint": _inside(_checkpoint_folder(options.model), CHECKPOINT_FILES),
+        "a file of the checkpoint": _inside(local_checkpoint(options.model), CHECKPOINT_FILES),
     }
     seen: dict[str, str] = {}
     for name, path in outputs.items():
@@ -331,11 +330,6 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 def _inside(folder: Path | None, patterns: Sequence[str]) -> list[Path]:
     return [path for pattern in patterns for path in folder.glob(pattern)] if folder and folder.is_dir() else []
-
-
-def _checkpoint_folder(model: str) -> Path:
-    """Where the files of a local model lie; of a name on the hub, a folder that is not there."""
-    return Path(demo.__file__).parent if model == DEMO else Path(model).expanduser()
 
 
 def _check_plots() -> None:
