@@ -22,9 +22,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         if _is_special(path):
             yield path
             return
-        real = Path(os.path.realpath(path))
-        # A short name of its own, since `path` may have one that is as long as a file system takes.
-        part = real.with_name(f".fastocr-{os.getpid()}-{threading.get_ident()}.part")
+        real, part = real_and_part(path)
         yield part
         part.replace(real)
     except OSError as error:
@@ -34,6 +32,13 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         if part is not None:
             part.unlink(missing_ok=True)
+
+
+def real_and_part(path: Path) -> tuple[Path, Path]:
+    """What `path` leads to, through links, and a file beside it to write what will take its place."""
+    real = Path(os.path.realpath(path))
+    # A short name of its own, since `path` may have one that is as long as a file system takes.
+    return real, real.with_name(f".fastocr-{os.getpid()}-{threading.get_ident()}.part")
 
 
 def _is_special(path: Path) -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from ..atomic import real_and_part
 from ..errors import FastOCRError
 
 FileId = tuple[int, int]
@@ -28,8 +29,7 @@ class AtomicFile:
 
     def __init__(self, target: Path):
         self.target = target
-        self._real = Path(os.path.realpath(target))
-        self._part = self._real.with_name(f".fastocr-{os.getpid()}.part")
+        self._real, self._part = real_and_part(target)
         try:
             self._real.parent.mkdir(parents=True, exist_ok=True)
             self.file: TextIO = self._part.open("w", **_ENCODING)
@@ -91,7 +91,7 @@ def open_output(target: Path, inputs: frozenset[FileId]) -> AtomicFile | DirectF
 def check_writable(target: Path, option: str = "-o") -> None:
     """FastOCRError where no file can be made beside `target` (of a link: what it leads to), whose folder is there;
     before the work, not after it."""
-    part = Path(os.path.realpath(target)).with_name(f".fastocr-{os.getpid()}.part")
+    _, part = real_and_part(target)
     try:
         part.touch()
         part.unlink()
