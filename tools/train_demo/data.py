@@ -77,11 +77,9 @@ def batches(task: Task, seed: int, step: int, shard: int, noise: float, rows_at_
 
 
 def _page(source: Random, columns: int, rows: int, task: Task) -> layouts.PrintedPage:
-    """Pages to see alone are fuller than any that is read, and of small type as often as of large."""
-    if task.reading:
-        return layouts.compose(source, columns, rows, task.layout, families())
-    most, size = 4 * layouts.most_characters(columns * rows), source.randint(*layouts.FONT_SIZES)
-    return layouts.compose(source, columns, rows, task.layout, families(), most, size)
+    """Pages to see alone are fuller than any that is read."""
+    most = layouts.most_characters(columns * rows) * (1 if task.reading else 4)
+    return layouts.compose(source, columns, rows, task.layout, families(), most)
 
 
 def collate(pages: Sequence[layouts.PrintedPage], columns: int, rows: int, source: Random, noise: float = 0.0) -> Batch:
