@@ -10,12 +10,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from fastocr_trt.atomic import whole_file
 from fastocr_trt.counts import plural
 from fastocr_trt.errors import FastOCRError
 from fastocr_trt.machine import package_version, processor
+from fastocr_trt.option_types import threads
+
+# Before a benchmark imports them, which it would do with a traceback.
+if absent := [package for package in ("torch", "transformers", "onnx", "rapidfuzz") if not find_spec(package)]:
+    sys.exit(f"error: benchmarks need {', '.join(absent)}: pip install -c constraints.txt -e '.[export,test]'")
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results.md"
 
@@ -27,21 +33,6 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=threads, default=1, help="threads of one graph call")
     parser.add_argument("--save", action="store_true", help="write the table into docs/results.md")
     return parser
-
-
-def positive(text: str) -> int:
-    """A type of option: a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return int(text)
-
-
-def threads(text: str) -> int:
-    """A type of option: a number of threads that this machine can start."""
-    value, most = positive(text), 4 * (os.cpu_count() or 1)
-    if value > most:
-        raise argparse.ArgumentTypeError(f"{value} is too large; give at most {most}, four for each core")
-    return value
 
 
 def run(main: Callable[[], None], stopped: str = "stopped") -> None:

@@ -24,6 +24,8 @@ from fastocr_trt.export.masked_reading import MaskedReader, Method, Reading
 from fastocr_trt.export.source import DEMO, find_checkpoint
 from fastocr_trt.export.transformers_reader import TransformersReader
 from fastocr_trt.fixation import FixationPolicy
+from fastocr_trt.option_types import at_least
+from fastocr_trt.policy_file import read_policy
 
 CACHE = Path(__file__).parents[1] / "build" / "readings.sqlite"
 DEMO_PROMPT = "OCR:\n"
@@ -130,10 +132,10 @@ def add_arguments(parser: argparse.ArgumentParser, layouts: Sequence[str], pages
     add("--layouts", nargs="+", default=list(layouts), metavar="LAYOUT[=PAGES]",
         help=f"layouts of the pages ({', '.join(sorted(LAYOUTS))}), each with a number of pages of its own if it is "
         "given one")  # fmt: skip
-    add("--pages", type=_common.positive, default=pages, help="pages of each other layout")
+    add("--pages", type=at_least(1), default=pages, help="pages of each other layout")
     add("--visual-tokens", type=int, choices=sorted(SIZES), default=384, help="size of the pages")
-    add("--max-new-tokens", type=_common.positive, default=660, help="a reading longer than this is cut")
-    add("--batch", type=_common.positive, default=10, help="pages read together")
+    add("--max-new-tokens", type=at_least(1), default=660, help="a reading longer than this is cut")
+    add("--batch", type=at_least(1), default=10, help="pages read together")
     add("--cache", type=Path, default=CACHE, help="file that keeps readings, so that a stopped run goes on")
 
 
@@ -144,7 +146,7 @@ def bench_of(args: argparse.Namespace) -> tuple[Bench, FixationPolicy]:
         args.layouts = [name.partition("=")[0] for name in args.layouts[:1]]
     args.counts = _counts(args.layouts, args.pages)
     bench = Bench(args.model, args.prompt, args.max_new_tokens, args.batch, args.threads, args.cache)
-    policy = read_policy(args.policy, args.model)
+    policy = _policy(args.policy, args.model)
     policy.check(bench.reader.num_layers)
     return bench, policy
 
@@ -164,17 +166,13 @@ def _counts(layouts: Sequence[str], pages: int) -> dict[str, int]:
     return counts
 
 
-def read_policy(path: Path | None, model: str) -> FixationPolicy:
-    """Of a file (a policy, or an object that holds one as `policy`), or the demo's own."""
-    if path is None:
-        if model != DEMO:
-            raise FastOCRError(f"{model} has no policy of its own; give one with --policy, as fastocr-calibrate writes")
-        return DEMO_POLICY
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FastOCRError(f"the policy file {path} cannot be read ({error})") from None
-    return FixationPolicy.from_dict(data.get("policy", data) if isinstance(data, dict) else data)
+def _policy(path: Path | None, model: str) -> FixationPolicy:
+    """Of a file, or the demo's own."""
+    if path is not None:
+        return read_policy(path)[0]
+    if model != DEMO:
+        raise FastOCRError(f"{model} has no policy of its own; give one with --policy, as fastocr-calibrate writes")
+    return DEMO_POLICY
 
 
 def run(main: Callable[[], None]) -> None:

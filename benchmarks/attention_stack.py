@@ -12,10 +12,11 @@ import math
 import time
 from collections.abc import Callable
 
-from _common import arguments, header, interleaved_medians, markdown_table, positive, progress, report, run
+from _common import arguments, header, interleaved_medians, markdown_table, progress, report, run
 from _stack import Banks, Shape, Step, grouped_query_attention_model, kinds, stack_model
 
 from fastocr_trt.fixation import FixationPolicy
+from fastocr_trt.option_types import at_least
 
 FOCAL = (2, 11, 20)
 KEEP = 0.05
@@ -53,7 +54,7 @@ def measure(
 
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=positive, default=25, help="measured rounds of each size")
+    parser.add_argument("--rounds", type=at_least(1), default=25, help="measured rounds of each size")
     parser.add_argument(
         "--cpu-time", action="store_true", help="count the thread's processor time, for a machine that does other work"
     )

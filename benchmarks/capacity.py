@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from _common import arguments, header, interleaved_medians, markdown_table, positive, progress, report, run
+from _common import arguments, header, interleaved_medians, markdown_table, progress, report, run
 from _models import filled_session
 from _stack import Banks, Shape, Step, kinds, stack_model
 
 from fastocr_trt.fixation import FixationPolicy
 from fastocr_trt.manifest import Manifest
+from fastocr_trt.option_types import at_least
 
 VISUAL_ROWS, TEXT_ROWS = 768, 192
 CAPACITIES = (1024, 2048, 4096, 8192, 16384, 32768)
@@ -66,8 +67,8 @@ def memory_over_steps(directory: Path, threads: int, steps: int) -> list[list[st
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
     parser.add_argument("--engine", type=Path, default=Path("engines/demo"), help="engine directory")
-    parser.add_argument("--rounds", type=positive, default=50, help="measured rounds")
-    parser.add_argument("--steps", type=positive, default=2000, help="decode steps of the memory run")
+    parser.add_argument("--rounds", type=at_least(1), default=50, help="measured rounds")
+    parser.add_argument("--steps", type=at_least(1), default=2000, help="decode steps of the memory run")
     args = parser.parse_args()
     capacities = CAPACITIES[:2] if args.quick else CAPACITIES
     shape = Shape(layers=2 if args.quick else 4)

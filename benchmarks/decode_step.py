@@ -10,22 +10,23 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from _common import arguments, header, interleaved_medians, markdown_table, positive, progress, report, run
+from _common import arguments, header, interleaved_medians, markdown_table, progress, report, run
 from _models import filled_session, random_checkpoint
 
 from fastocr_trt.export.engine_directory import export_engine
 from fastocr_trt.fixation import FixationPolicy
+from fastocr_trt.option_types import at_least
 
 TEXT_ROWS = 256
 
 
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
-    parser.add_argument("--layers", type=positive, default=8, help="decoder layers")
+    parser.add_argument("--layers", type=at_least(1), default=8, help="decoder layers")
     parser.add_argument("--focal", type=int, default=4, help="the focal layer")
-    parser.add_argument("--visual-rows", type=positive, nargs="+", default=[1024, 4096, 16384], help="of the page")
+    parser.add_argument("--visual-rows", type=at_least(1), nargs="+", default=[1024, 4096, 16384], help="of the page")
     parser.add_argument("--weights", choices=["int4", "int8", "none"], default="int4", help="of the decoder")
-    parser.add_argument("--rounds", type=positive, default=25, help="measured rounds of each size")
+    parser.add_argument("--rounds", type=at_least(1), default=25, help="measured rounds of each size")
     args = parser.parse_args()
     layers = 2 if args.quick else args.layers
     policy = FixationPolicy((min(args.focal, layers - 1),), dense_layers=(0,))

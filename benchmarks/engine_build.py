@@ -16,13 +16,14 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from _common import arguments, header, markdown_table, positive, progress, report, run
+from _common import arguments, header, markdown_table, progress, report, run
 
 from fastocr_trt.export import build, build_graph
 from fastocr_trt.export.build_engine import EnginePlan, Settings, build_engine
 from fastocr_trt.export.quiet import quiet
 from fastocr_trt.fixation import FixationPolicy
 from fastocr_trt.manifest import Capacities
+from fastocr_trt.option_types import at_least
 
 CAPACITIES = Capacities(max_visual_tokens=16_384, max_text_tokens=4096, max_batch=8, prefill_chunk=256)
 PROFILES = {"dense": ("prefill", "decode"), "fast": ("decode",), "decoder_plugin": ("prefill", "decode")}
@@ -100,7 +101,7 @@ def build_one(folder: Path, name: str, layers: int, plugin: str) -> dict:
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--plugin", type=Path, help="the plugin library; without it only bodies are built")
-    parser.add_argument("--layers", type=positive, default=36, help="decoder layers")
+    parser.add_argument("--layers", type=at_least(1), default=36, help="decoder layers")
     parser.add_argument("--one", nargs=2, metavar=("FOLDER", "NAME"), help="build one engine, print JSON (internal)")
     args = parser.parse_args()
     layers = 4 if args.quick else args.layers

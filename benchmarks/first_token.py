@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from _common import arguments, header, interleaved_medians, markdown_table, positive, progress, report, run
+from _common import arguments, header, interleaved_medians, markdown_table, progress, report, run
 from _models import DEMO, random_checkpoint
 from PIL import Image
 
@@ -19,6 +19,7 @@ from fastocr_trt.demo.pages import SEEDS, generate_page
 from fastocr_trt.export.engine_directory import export_engine
 from fastocr_trt.export.transformers_reader import TransformersReader
 from fastocr_trt.fixation import FixationPolicy
+from fastocr_trt.option_types import at_least
 from fastocr_trt.runtime import Engine
 
 
@@ -57,9 +58,9 @@ def measure(model: Path, name: str, image: Image.Image, policy: FixationPolicy |
 
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=positive, default=7, help="measured rounds")
+    parser.add_argument("--rounds", type=at_least(1), default=7, help="measured rounds")
     parser.add_argument(
-        "--layers", type=positive, default=8, help="decoder layers and vision blocks of the random model"
+        "--layers", type=at_least(1), default=8, help="decoder layers and vision blocks of the random model"
     )
     parser.add_argument("--only", choices=["demo", "3b"], help="one of the models alone")
     parser.set_defaults(threads=2)

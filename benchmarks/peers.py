@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from _common import arguments, header, markdown_table, positive, progress, report, run
+from _common import arguments, header, markdown_table, progress, report, run
 from _models import DEMO
 from PIL import Image
 
@@ -35,6 +35,7 @@ from fastocr_trt.errors import FastOCRError
 from fastocr_trt.export.engine_directory import export_engine
 from fastocr_trt.export.random_checkpoint import random_checkpoint
 from fastocr_trt.export.transformers_reader import TransformersReader
+from fastocr_trt.option_types import at_least
 from fastocr_trt.runtime import Engine
 from fastocr_trt.runtime.batch import prepare_images, tokenize
 from fastocr_trt.runtime.options import Reading
@@ -140,10 +141,10 @@ def main() -> None:
     parser = arguments(__doc__.split("\n\n")[0])
     parser.add_argument("--engine", type=Path, default=Path("engines/demo"), help="the demo model's, fp32")
     parser.add_argument("--shape", help=f"random weights in place of the demo: {', '.join(SHAPES)}")
-    parser.add_argument("--layers", type=positive, help="of --shape, default all")
-    parser.add_argument("--visual-tokens", type=positive, help="of a page; default 768, of --shape 1024")
-    parser.add_argument("--pages", type=positive, default=5, help="generated pages")
-    parser.add_argument("--rounds", type=positive, default=5, help="measured rounds over all of them")
+    parser.add_argument("--layers", type=at_least(1), help="of --shape, default all")
+    parser.add_argument("--visual-tokens", type=at_least(1), help="of a page; default 768, of --shape 1024")
+    parser.add_argument("--pages", type=at_least(1), default=5, help="generated pages")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="measured rounds over all of them")
     args = parser.parse_args()
     if args.quick:
         args.visual_tokens, args.pages, args.rounds = 64, 1, 1

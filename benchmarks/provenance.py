@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from _common import arguments, header, markdown_table, positive, progress, report, run
+from _common import arguments, header, markdown_table, progress, report, run
 from rapidfuzz.distance import Levenshtein
 
 from fastocr_trt.demo.boxed_pages import generate_boxed_page
 from fastocr_trt.demo.pages import LAYOUTS, SEEDS, SIZES
 from fastocr_trt.demo.word_boxes import WordBox
 from fastocr_trt.errors import FastOCRError
+from fastocr_trt.option_types import at_least
 from fastocr_trt.runtime import Engine
 from fastocr_trt.runtime.provenance import read_words
 
@@ -111,7 +112,7 @@ def interval(pages: Sequence[np.ndarray], statistic) -> str:
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--engine", default="engines/demo", help="engine directory")
-    parser.add_argument("--pages", type=positive, default=50, help="pages that are read")
+    parser.add_argument("--pages", type=at_least(1), default=50, help="pages that are read")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), default="mono", help="of the pages")
     parser.add_argument("--visual-tokens", type=int, choices=sorted(SIZES), default=768, help="size of the pages")
     parser.add_argument("--modes", nargs="+", choices=("fast", "dense"), default=["fast", "dense"], help="ways to read")

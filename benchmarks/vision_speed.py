@@ -20,12 +20,13 @@ import numpy as np
 import onnx_ir
 import onnxruntime as ort
 import torch
-from _common import arguments, header, interleaved_medians, markdown_table, positive, report, run
+from _common import arguments, header, interleaved_medians, markdown_table, report, run
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from fastocr_trt.export.quiet import quiet
 from fastocr_trt.export.vision import trace_vision
 from fastocr_trt.manifest import VisionShape
+from fastocr_trt.option_types import at_least
 from fastocr_trt.runtime.vision_layout import vision_layout
 
 DEMO = Path(__file__).parents[1] / "fastocr_trt" / "demo"
@@ -115,9 +116,9 @@ def memory_status(field: str) -> float:
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=["demo", "3b"], default=["demo", "3b"])
-    parser.add_argument("--tokens", nargs="+", type=positive, default=[1024, 4096], help="visual tokens of the page")
-    parser.add_argument("--blocks", type=positive, default=2, help="blocks of the 3B-shaped tower; the last is full")
-    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--tokens", nargs="+", type=at_least(1), default=[1024, 4096], help="visual tokens of the page")
+    parser.add_argument("--blocks", type=at_least(1), default=2, help="blocks of the 3B-shaped tower; the last is full")
+    parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--memory-of", choices=list(RUNNERS), help=SUPPRESS)
     args = parser.parse_args()
     if args.memory_of:

@@ -13,11 +13,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _common import arguments, header, markdown_table, positive, report, run
+from _common import arguments, header, markdown_table, report, run
 from _models import filled_session, random_checkpoint
 
 from fastocr_trt.fixation import FixationPolicy
 from fastocr_trt.manifest import Manifest
+from fastocr_trt.option_types import at_least
 
 FIELDS = ("Rss", "Pss", "Anonymous")
 VARIANTS = {"no graph": "none", "dense.onnx": "dense", "dense.onnx and fast.onnx": "both"}
@@ -52,7 +53,7 @@ def measure(title: str, directory: Path, threads: int) -> list[list[str]]:
 def main() -> None:
     parser = arguments(__doc__.split("\n")[0])
     parser.add_argument("--engine", type=Path, help="engine directory (default: random models of the 3B shape)")
-    parser.add_argument("--layers", type=positive, default=8, help="decoder layers of the random model")
+    parser.add_argument("--layers", type=at_least(1), default=8, help="decoder layers of the random model")
     parser.add_argument("--child", choices=sorted(VARIANTS.values()), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:

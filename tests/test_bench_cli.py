@@ -124,7 +124,7 @@ def test_keeps_of_the_same_fixation_are_measured_once_and_told(measure):
 
 
 def test_more_threads_than_cores_are_warned_of(measure, monkeypatch):
-    monkeypatch.setattr("fastocr_trt.bench.environment.usable_cores", lambda: 1)
+    monkeypatch.setattr("fastocr_trt.cli.bench.usable_cores", lambda: 1)
     code, _, err = measure("--repeats", "1", "--tests", "decode", "--threads", "1,2")
     assert code == 0 and err.startswith("warning: --threads 2 on the 1 core that this process may use")
     assert len(err.splitlines()) == 1

@@ -149,7 +149,7 @@ SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("[a-z]*.py"))
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize(
     ("value", "told"),
-    [("0", "0 is not a whole number of at least 1"), ("9999", "9999 is too large; give at most")],
+    [("0", "0 is too small; it must be at least 1"), ("9999", "9999 is too large; this machine has")],
 )
 def test_a_wrong_number_of_threads_is_one_sentence(name, value, told, here, capsys):
     pytest.importorskip("torch")
@@ -233,3 +233,15 @@ def test_results_replace_their_own_section_only(tmp_path):
         "# Results\nabove\n<!-- begin a -->\nnew\n<!-- end a -->\nbelow\n\n<!-- begin b -->\nother\n<!-- end b -->\n"
     )
     assert [p.name for p in tmp_path.iterdir()] == ["results.md"]
+
+
+def test_without_torch_a_benchmark_says_what_to_install():
+    script = (
+        "import importlib.util as found, sys\n"
+        "there = found.find_spec\n"
+        "found.find_spec = lambda name, *rest: None if name in ('torch', 'onnx') else there(name, *rest)\n"
+        "import _common\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], cwd=BENCHMARKS, capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: benchmarks need torch, onnx: pip install") and "Traceback" not in ran.stderr

@@ -203,6 +203,10 @@ def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
     for name, average in zip([name for name, _ in model.named_parameters()], parts["average"], strict=True):
         torch.testing.assert_close(dict(model.named_parameters())[name], average.bfloat16().float(), msg=name)
 
+    scores = evaluate.evaluate(folder, 1, ["column"], [64], 1_500, 1, 0, type_sizes=[14, 24])
+    assert set(scores) == {("column", 64, 14), ("column", 64, 24)}
+    assert scores["column", 64, 14].characters > scores["column", 64, 24].characters
+
 
 def test_a_small_reader_learns(tmp_path):
     options = "--sizes tiny --begin nothing --guided-layers 1 --pages 0.15 --processes 1 --stage 1 --steps 40"

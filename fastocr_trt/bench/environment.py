@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from ..counts import plural
 from ..errors import FastOCRError
 from ..fixation import FixationPolicy
 from ..gpus import gpu_names
-from ..machine import memory, package_version, processor
+from ..machine import memory, package_version, processor, usable_cores
 from ..manifest import DecoderShape, Manifest
 
 
@@ -113,11 +112,6 @@ def check_same(what: str, old: object, new: object) -> None:
 def _versions(backends: Iterable[str]) -> dict[str, str]:
     packages = ["numpy", *(installed_package(b) if b in BACKENDS else "onnxruntime" for b in backends)]
     return {package: package_version(package) for package in dict.fromkeys(packages)}
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _list(values: dict) -> str:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import __version__
+from .. import __version__, option_types
 from ..backends import BACKENDS
 from ..cache_folder import cache_folder
 from ..errors import FastOCRError
@@ -67,7 +67,7 @@ def _export_demo() -> Path:
 
 def add_machine_options(parser: argparse._ActionsContainer) -> None:
     """--backend, --provider and --threads: what runs the engine."""
-    parser.add_argument("--threads", type=common.threads, metavar="N", help="on the CPU (default: all cores)")
+    parser.add_argument("--threads", type=option_types.threads, metavar="N", help="on the CPU (default: all cores)")
     parser.add_argument(
         "--backend",
         choices=("auto", "onnxruntime", *BACKENDS),

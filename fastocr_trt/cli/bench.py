@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from .. import option_types
 from ..backends import BACKENDS
 from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError
 from ..fixation import FixationPolicy
+from ..machine import usable_cores
 from ..manifest import DTYPES, Manifest
 from ..shapes import SHAPES, ModelShape, find_shape
 from . import _common as common
@@ -75,28 +77,28 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--shape", metavar="NAME", help=f"random weights in the shape of {', '.join(SHAPES)}")
     model.add_argument(
         "--layers",
-        type=common.at_least(1),
+        type=option_types.at_least(1),
         metavar="N",
         help="of --shape: so many decoder layers and at most so many vision blocks (default: all)",
     )
     model.add_argument("--weights", choices=("int4", "int8"), help="of --shape: quantise the decoder's matrices")
     model.add_argument("--dtype", choices=DTYPES, help="of --shape: of weights and caches (default: fp32)")
     model.add_argument(
-        "--focal-layers", type=common.layer_list, metavar="LIST", help="of --shape (default: evenly spaced)"
+        "--focal-layers", type=option_types.layer_list, metavar="LIST", help="of --shape (default: evenly spaced)"
     )
 
     matrix = parser.add_argument_group("matrix")
-    whole = comma_list(common.at_least(1))
+    whole = comma_list(option_types.at_least(1))
     matrix.add_argument("--visual-tokens", type=whole, metavar="LIST", help="of a page (default: 1024, or what fits)")
     matrix.add_argument(
         "--text-tokens", type=whole, default=[256], metavar="LIST", help="that a decode step finds (default: 256)"
     )
     matrix.add_argument(
-        "--keep", type=comma_list(common.keep), metavar="LIST", help="of fast mode (default: the policy's)"
+        "--keep", type=comma_list(option_types.keep), metavar="LIST", help="of fast mode (default: the policy's)"
     )
     matrix.add_argument("--batch", type=whole, default=[1], metavar="LIST", help="pages at once (default: 1)")
     matrix.add_argument(
-        "--threads", type=comma_list(common.threads), metavar="LIST", help="of a graph call (default: all cores)"
+        "--threads", type=comma_list(option_types.threads), metavar="LIST", help="of a graph call (default: all cores)"
     )
     backends = comma_list(one_of("onnxruntime", *BACKENDS))
     matrix.add_argument(
@@ -113,9 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     rounds.add_argument(
         "--tests", type=comma_list(one_of(*TESTS)), metavar="LIST", help=f"(default: {','.join(TESTS)})"
     )
-    rounds.add_argument("--repeats", type=common.at_least(1), default=7, metavar="N", help="measured rounds")
-    rounds.add_argument("--warmup", type=common.at_least(0), default=1, metavar="N", help="rounds before them")
-    rounds.add_argument("--steps", type=common.at_least(1), default=16, metavar="N", help="decode steps in a turn")
+    rounds.add_argument("--repeats", type=option_types.at_least(1), default=7, metavar="N", help="measured rounds")
+    rounds.add_argument("--warmup", type=option_types.at_least(0), default=1, metavar="N", help="rounds before them")
+    rounds.add_argument(
+        "--steps", type=option_types.at_least(1), default=16, metavar="N", help="decode steps in a turn"
+    )
 
     output = parser.add_argument_group("output")
     output.add_argument("--format", choices=FORMATS, default="md", help="docs/bench.md has the fields")
@@ -153,8 +157,6 @@ def _check_options(options: argparse.Namespace) -> None:
 
 def _check_threads(options: argparse.Namespace) -> None:
     """A warning where graph calls get more threads than cores."""
-    from ..bench.environment import usable_cores
-
     cores, most = usable_cores(), max(options.threads or [1])
     if most > cores and "onnxruntime" in options.backend:
         common.warn(
@@ -174,7 +176,7 @@ class _Plan:
 
 def _plan(options: argparse.Namespace, model: Model, max_visual_tokens: int, old: Run | None) -> _Plan:
     """FastOCRError where it does not compare with `old`. max_visual_tokens: of the engine."""
-    from ..bench.environment import Environment, usable_cores
+    from ..bench.environment import Environment
     from ..bench.matrix import Options, cases, merge_keeps
     from ..bench.measure import ENOUGH_ROUNDS
     from ..bench.results import check_comparable

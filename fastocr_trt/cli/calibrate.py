@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from .. import option_types
 from ..counts import plural
 from ..demo.pages import LAYOUTS, SIZES
 from ..errors import FastOCRError, MissingDependencyError
@@ -155,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what pages say: NAME.txt, or NAME-3.txt for page 3 of several (default: beside the pages)",
     )
     pages.add_argument("--dpi", type=float, default=200, metavar="N", help="at which a PDF is drawn")
-    pages.add_argument("--count", type=common.at_least(1), metavar="N", help="generated pages (default: 24)")
+    pages.add_argument("--count", type=option_types.at_least(1), metavar="N", help="generated pages (default: 24)")
     pages.add_argument(
         "--layout",
         action="append",
@@ -169,36 +170,48 @@ def _parser() -> argparse.ArgumentParser:
     reading = parser.add_argument_group("reading")
     reading.add_argument("--prompt", metavar="TEXT", help="what to ask of a page (default: that of fastocr-export)")
     reading.add_argument(
-        "--max-new-tokens", type=common.at_least(3), default=512, metavar="N", help="per page; longer ones are cut"
+        "--max-new-tokens",
+        type=option_types.at_least(3),
+        default=512,
+        metavar="N",
+        help="per page; longer ones are cut",
     )
 
     choice = parser.add_argument_group("choice")
     choice.add_argument(
-        "--target", type=common.real(0, 1), default=0.99, metavar="SHARE", help="of dense accuracy that must be kept"
+        "--target",
+        type=option_types.real(0, 1),
+        default=0.99,
+        metavar="SHARE",
+        help="of dense accuracy that must be kept",
     )
     choice.add_argument(
         "--keep",
-        type=common.keep,
+        type=option_types.keep,
         action="append",
         metavar="SHARE",
         help="share of the page in a fixation; repeated, each is tried (default: 0.05)",
     )
     choice.add_argument(
-        "--candidates", type=common.at_least(1), default=4, metavar="N", help="policies that are read with, at most"
+        "--candidates",
+        type=option_types.at_least(1),
+        default=4,
+        metavar="N",
+        help="policies that are read with, at most",
     )
     choice.add_argument(
         "--least-recovered",
-        type=common.real(0, 1),
+        type=option_types.real(0, 1),
         default=0.9,
         metavar="SHARE",
         help="of selected attention that a candidate must recover",
     )
 
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--batch", type=common.at_least(1), default=8, metavar="N", help="pages read at once")
+    machine.add_argument("--batch", type=option_types.at_least(1), default=8, metavar="N", help="pages read at once")
     machine.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     machine.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of weights and caches")
-    machine.add_argument("--threads", type=common.threads, metavar="N", help="of the CPU (default: PyTorch's)")
+    machine.add_argument("--threads", type=option_types.threads, metavar="N", help="of the CPU (default: PyTorch's)")
     machine.add_argument("--quiet", action="store_true", help="no progress; warnings, errors and the result stay")
     return parser
 
@@ -244,7 +257,7 @@ def _command(options: argparse.Namespace) -> int:
     out.print(verification_table(calibration))
     out.print()
     elapsed = common.seconds_text(time.perf_counter() - started)
-    files = " and ".join(str(path) for path in (options.output, options.html) if path)
+    files = " and ".join(common.printable(str(path)) for path in (options.output, options.html) if path)
     out.print(f"{verdict(calibration)}\nwrote {files} in {elapsed}", markup=False, soft_wrap=True)
     if not calibration.kept:
         common.complain(

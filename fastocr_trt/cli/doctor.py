@@ -278,9 +278,9 @@ def _print_report(system: dict[str, str], packages: dict[str, str | None], check
         print(f"{name:<{width}} {version or '-'}")
     print("\nok works   -- absent   XX broken   ?? here, but not verified by this project\n")
     for check in checks:
-        print(f"{MARKS[check.status]} {check.name:<16} {check.detail}")
+        print(f"{MARKS[check.status]} {check.name:<16} {common.printable(check.detail)}")
         if check.advice:
-            print(f"   {'':<16} to do: {check.advice}")
+            print(f"   {'':<16} to do: {common.printable(check.advice)}")
     sys.stdout.flush()
 
 

@@ -12,13 +12,14 @@ from types import ModuleType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .. import option_types
 from ..backends import BACKENDS, BackendRecord
 from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError
 from ..export.source import DEMO
 from ..fixation import FixationPolicy
 from ..manifest import MANIFEST_NAME, Manifest
-from ..records import parse_json
+from ..policy_file import read_policy
 from . import _common as common
 
 DESCRIPTION = """\
@@ -87,27 +88,6 @@ def default_directory(model: str) -> Path:
     return Path("engines") / (Path(model).resolve().name if Path(model).exists() else model.rstrip("/").split("/")[-1])
 
 
-def read_policy(path: Path) -> tuple[FixationPolicy, dict | None]:
-    """The policy in a JSON file, and the record of its calibration where fastocr-calibrate wrote it.
-
-    FastOCRError where the file holds neither a policy's fields nor {"policy": ..., "calibration": ...}.
-    """
-    try:
-        data = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FastOCRError(f"there is no policy file {path}") from None
-    except (OSError, ValueError) as error:
-        raise FastOCRError(f"the policy file {path} is not readable JSON ({error})") from None
-    if not isinstance(data, dict) or "policy" not in data:
-        return FixationPolicy.from_dict(data), None
-    unknown = sorted(set(data) - {"policy", "calibration"})
-    record = data.get("calibration")
-    if unknown or not isinstance(record, dict | None):
-        what = f"has unknown fields {unknown}" if unknown else "has a calibration that is no JSON object"
-        raise FastOCRError(f"the policy file {path} {what}; give the file as fastocr-calibrate wrote it")
-    return FixationPolicy.from_dict(data["policy"]), record
-
-
 def describe_policy(policy: FixationPolicy) -> str:
     """One line: which layers do what."""
     dense = ", ".join(map(str, policy.dense_layers)) or "none"
@@ -125,7 +105,7 @@ def summary(manifest: Manifest, directory: Path, elapsed: float, engines: Sequen
     weights = f", {manifest.weights} weights" if manifest.weights else ""
     return "\n".join(
         [
-            f"wrote {directory} in {common.seconds_text(elapsed)}: "
+            f"wrote {common.printable(str(directory))} in {common.seconds_text(elapsed)}: "
             f"{common.size_text(common.directory_size(directory))} ({files})",
             f"  model    {manifest.model.get('family', 'unknown family')}, {plural(shape.num_layers, 'layer')}, "
             f"{manifest.dtype}{weights}",
@@ -212,23 +192,27 @@ def _parser() -> argparse.ArgumentParser:
     limits = parser.add_argument_group("limits (memory is taken for them when the engine is loaded)")
     limits.add_argument(
         "--max-visual-tokens",
-        type=common.at_least(1),
+        type=option_types.at_least(1),
         metavar="N",
         help="largest page (default: the model's largest image, at most 8192)",
     )
     limits.add_argument(
         "--max-text-tokens",
-        type=common.at_least(2),
+        type=option_types.at_least(2),
         metavar="N",
         help="prompt and output (default: 4096, or what the model can)",
     )
-    limits.add_argument("--max-batch", type=common.at_least(1), metavar="N", help="pages read at once (default: 8)")
+    limits.add_argument(
+        "--max-batch", type=option_types.at_least(1), metavar="N", help="pages read at once (default: 8)"
+    )
 
     policy = parser.add_argument_group("policy (what a decode step reads of the page)")
-    policy.add_argument("--keep", type=common.keep, metavar="SHARE", help="share of the visual tokens in a fixation")
+    policy.add_argument(
+        "--keep", type=option_types.keep, metavar="SHARE", help="share of the visual tokens in a fixation"
+    )
     policy.add_argument(
         "--focal-layers",
-        type=common.layer_list,
+        type=option_types.layer_list,
         metavar="N,N",
         help="layers that read the whole page and select (default: the model's known policy, else spread evenly)",
     )
@@ -342,7 +326,8 @@ def _build_only(options: argparse.Namespace, backends: list[str]) -> int:
         )
     started = time.perf_counter()
     built = _build(options, directory, _prepare(options, backends))
-    print("\n".join([f"built in {common.seconds_text(time.perf_counter() - started)}, for {directory}:", *built]))
+    elapsed = common.seconds_text(time.perf_counter() - started)
+    print("\n".join([f"built in {elapsed}, for {common.printable(str(directory))}:", *built]))
     return common.EXIT_OK
 
 

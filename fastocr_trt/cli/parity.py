@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import option_types
 from ..counts import plural
 from ..errors import FastOCRError, MissingDependencyError, PageError
 from ..manifest import sha256
@@ -116,12 +117,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", metavar="CHECKPOINT", help="for transformers (default: what the engine came from)")
     parser.add_argument("--no-transformers", action="store_true", help="compare the engine's two modes alone")
     parser.add_argument(
-        "--tolerance", type=common.real(0, 1e9), default=0.02, metavar="CER", help="character error rate per pair"
+        "--tolerance", type=option_types.real(0, 1e9), default=0.02, metavar="CER", help="character error rate per pair"
     )
-    parser.add_argument("--keep", type=common.keep, metavar="SHARE", help="of the fast mode (default: the engine's)")
+    parser.add_argument(
+        "--keep", type=option_types.keep, metavar="SHARE", help="of the fast mode (default: the engine's)"
+    )
     parser.add_argument("--prompt", metavar="TEXT", help="what to ask of the page (default: the engine's prompt)")
     parser.add_argument(
-        "--max-new-tokens", type=common.at_least(1), metavar="N", help="per page (default: the engine's room)"
+        "--max-new-tokens", type=option_types.at_least(1), metavar="N", help="per page (default: the engine's room)"
     )
     parser.add_argument("--pages", metavar="LIST", help="of each file, for example 1-3,7 (default: all)")
     parser.add_argument("--dpi", type=float, default=200, metavar="N", help="at which a PDF is drawn")

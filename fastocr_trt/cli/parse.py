@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
+from .. import __version__, option_types
 from ..counts import plural
 from ..errors import FastOCRError, PageError
 from . import _common as common
@@ -206,20 +206,23 @@ def _parser() -> argparse.ArgumentParser:
         "--mode", choices=("fast", "dense"), default="fast", help="dense reads the whole page at every step"
     )
     reading.add_argument(
-        "--keep", type=common.keep, metavar="SHARE", help="share of the page in a fixation (default: the engine's)"
+        "--keep",
+        type=option_types.keep,
+        metavar="SHARE",
+        help="share of the page in a fixation (default: the engine's)",
     )
     reading.add_argument(
-        "--max-new-tokens", type=common.at_least(1), metavar="N", help="per page (default: the engine's room)"
+        "--max-new-tokens", type=option_types.at_least(1), metavar="N", help="per page (default: the engine's room)"
     )
-    reading.add_argument("--temperature", type=common.real(0, 100), default=0.0, metavar="T", help="0 is greedy")
-    reading.add_argument("--top-p", type=common.real(0, 1), default=1.0, metavar="P", help="nucleus for sampling")
-    reading.add_argument("--seed", type=common.at_least(0), default=0, metavar="N", help="of sampling")
+    reading.add_argument("--temperature", type=option_types.real(0, 100), default=0.0, metavar="T", help="0 is greedy")
+    reading.add_argument("--top-p", type=option_types.real(0, 1), default=1.0, metavar="P", help="nucleus for sampling")
+    reading.add_argument("--seed", type=option_types.at_least(0), default=0, metavar="N", help="of sampling")
 
     pages = parser.add_argument_group("pages")
     pages.add_argument("--pages", metavar="LIST", help="of each file, for example 1-3,7 or 5- (default: all)")
     pages.add_argument("--dpi", type=float, default=200, metavar="N", help="at which a PDF is drawn")
     pages.add_argument(
-        "--max-pixels", type=common.at_least(1), metavar="N", help="refuse larger images (default: 178956970)"
+        "--max-pixels", type=option_types.at_least(1), metavar="N", help="refuse larger images (default: 178956970)"
     )
     pages.add_argument(
         "--no-resize",
@@ -242,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--quiet", action="store_true", help="no progress and no summary; warnings and errors stay")
 
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--batch", type=common.at_least(1), default=1, metavar="N", help="pages read at once")
+    machine.add_argument("--batch", type=option_types.at_least(1), default=1, metavar="N", help="pages read at once")
     add_machine_options(machine)
     return parser
 

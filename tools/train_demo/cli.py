@@ -7,6 +7,9 @@ import json
 import os
 from pathlib import Path
 
+from fastocr_trt.demo.layouts import FONT_SIZES, NAMES
+from fastocr_trt.demo.pages import LAYOUTS
+
 from .run import SETTINGS, read_settings
 
 
@@ -64,8 +67,16 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_evaluate)
     parser.add_argument("reader", type=Path, help="a checkpoint folder, such as FOLDER/reader")
     parser.add_argument("--pages", type=int, default=16, help="pages of each layout and size (default 16)")
-    parser.add_argument("--layouts", nargs="+", default=["mono", "column", "columns", "table"])
+    parser.add_argument("--layouts", nargs="+", choices=sorted(LAYOUTS), default=[*NAMES, "mono"])
     parser.add_argument("--visual-tokens", type=int, nargs="+", default=[128, 768])
+    parser.add_argument(
+        "--type-sizes",
+        type=int,
+        nargs="+",
+        choices=range(FONT_SIZES[0], FONT_SIZES[1] + 1),
+        metavar="PIXELS",
+        help=f"pages of each, of {FONT_SIZES[0]} to {FONT_SIZES[1]}; layouts {', '.join(NAMES)} alone",
+    )
     parser.add_argument("--first-seed", type=int, help="default: the first of the benchmarks' seeds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--show", type=int, default=0, help="print so many pages of each, text and reading")
@@ -74,4 +85,6 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _evaluate(options: dict) -> None:
     from .evaluate import evaluate
 
+    if options["type_sizes"] and (fixed := set(options["layouts"]) - set(NAMES)):
+        raise SystemExit(f"error: --type-sizes: the size of type of {', '.join(sorted(fixed))} cannot be chosen")
     evaluate(**options)

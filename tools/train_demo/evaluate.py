@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from rapidfuzz.distance import Levenshtein
 from transformers import Qwen2_5_VLForConditionalGeneration as Reader
 
-from fastocr_trt.demo.layouts import most_characters
-from fastocr_trt.demo.pages import SEEDS, GeneratedPage, generate_page
+from fastocr_trt.demo.layouts import compose, most_characters
+from fastocr_trt.demo.pages import SEEDS, SIZES, GeneratedPage, generate_page
 
 from .characters import CHARACTERS, END, IMAGE, PROMPT, VISION_END, VISION_START
 
@@ -42,28 +45,42 @@ def evaluate(
     first_seed: int | None,
     threads: int,
     show: int,
-) -> dict[tuple[str, int], Score]:
-    """Print a table, a row as soon as it is known, and return the scores by (layout, visual tokens)."""
+    type_sizes: Sequence[int] | None = None,
+) -> dict[tuple[str, int, int | None], Score]:
+    """Print a table, a row as soon as it is known, and return the scores by (layout, visual tokens, type size).
+
+    type_sizes: in pixels; pages of each, for layouts that training has. None: pages as they come, of all sizes.
+    """
     torch.set_num_threads(threads)
     model = Reader.from_pretrained(reader, dtype=torch.float32).eval()
     first = SEEDS["benchmarks"].start if first_seed is None else first_seed
-    print("| layout | visual tokens | pages | characters | CER | median | exact | end found | repeating |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| layout | visual tokens | type, px | pages | characters | CER | median | exact | end found | repeating |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     scores = {}
-    for size in visual_tokens:
-        for layout in layouts:
-            truth = [generate_page(seed, layout, size) for seed in range(first, first + pages)]
-            readings = read_pages(model, truth)
-            texts = [page.text for page in truth]
-            s = scores[layout, size] = score(texts, readings)
-            print(
-                f"| {layout} | {size} | {s.pages} | {s.characters} | {s.error_rate:.1%} | {s.median:.1%} | {s.exact} "
-                f"| {s.ended} | {s.repeating} |",
-                flush=True,
-            )
-            for text, (reading, _) in list(zip(texts, readings, strict=True))[:show]:
-                print(f"--- page\n{text}\n--- reading\n{reading}\n---", flush=True)
+    for size, layout, pixels in product(visual_tokens, layouts, type_sizes or (None,)):
+        truth = [_page(seed, layout, size, pixels) for seed in range(first, first + pages)]
+        readings = read_pages(model, truth)
+        texts = [page.text for page in truth]
+        s = scores[layout, size, pixels] = score(texts, readings)
+        print(
+            f"| {layout} | {size} | {pixels or 'any'} | {s.pages} | {s.characters} | {s.error_rate:.1%} "
+            f"| {s.median:.1%} | {s.exact} | {s.ended} | {s.repeating} |",
+            flush=True,
+        )
+        for text, (reading, _) in list(zip(texts, readings, strict=True))[:show]:
+            print(f"--- page\n{text}\n--- reading\n{reading}\n---", flush=True)
     return scores
+
+
+def _page(seed: int, layout: str, visual_tokens: int, pixels: int | None) -> GeneratedPage:
+    """The page of a seed, set in type of so many pixels."""
+    if pixels is None:
+        return generate_page(seed, layout, visual_tokens)
+    source = Random(f"{layout} {visual_tokens} {pixels} {seed}")
+    page = compose(source, *SIZES[visual_tokens], layout, size=pixels)
+    return GeneratedPage(Image.fromarray(page.grey).convert("RGB"), page.text)
 
 
 def read_pages(model: Reader, pages: Sequence[GeneratedPage]) -> list[tuple[str, bool]]:
