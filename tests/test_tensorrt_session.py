@@ -297,7 +297,7 @@ def test_engines_that_do_not_run_or_do_not_load(load, pages, tmp_path):
         ("decoder", "head_dim", 32, r"past\.0\.visual_key as float32 \[-1, 2, -1, 64\]"),
         ("decoder", "vocab_size", 100, "logits"),
         (None, "dtype", "fp16", "says float16"),
-        ("decoder", "num_layers", 5, "'past.5.visual_key', which this version"),
+        ("decoder", "num_layers", 3, "'past.3.visual_key', which this version"),
     ],
 )
 def test_engines_that_are_not_the_manifests(load, plain, part, field, value, words):

@@ -74,7 +74,8 @@ def test_masses_are_those_of_attention_in_torch(engine, pages):
     from fastocr_trt.export.source import find_checkpoint
     from fastocr_trt.export.transformers_reader import TransformersReader
 
-    seen: dict[int, list[np.ndarray]] = {2: [], 5: []}
+    focal_layers = engine.manifest.policy.focal_layers
+    seen: dict[int, list[np.ndarray]] = {layer: [] for layer in focal_layers}
 
     def watch(layer, view):
         if layer in seen:
@@ -84,7 +85,7 @@ def test_masses_are_those_of_attention_in_torch(engine, pages):
     expected = reader.read(pages[:1], "OCR:\n", Dense(), LIMIT, watch)[0]
     trace = engine.parse(pages[0], mode="dense", max_new_tokens=LIMIT, keep=1.0).trace
     assert trace.token_ids.tolist() == expected.token_ids
-    for f, layer in enumerate((2, 5)):
+    for f, layer in enumerate(focal_layers):
         # The first token comes of prefill, which `watch` does not see.
         for step, masses in enumerate(seen[layer], 1):
             whole = np.zeros_like(masses)
@@ -117,17 +118,18 @@ def test_a_page_that_is_resized_keeps_both_sizes(engine):
 
 def test_no_fixation_leaves_no_rows(engine, pages):
     found = engine.parse(pages[0], keep=0.0, max_new_tokens=3).trace
-    assert found.rows.shape == (3, 2, 2, 0) and found.page_mass.max() > 0
+    assert found.rows.shape == (3, len(engine.manifest.policy.focal_layers), 2, 0) and found.page_mass.max() > 0
 
 
-def test_it_is_read_back_as_it_was_written(trace, tmp_path):
+def test_it_is_read_back_as_it_was_written(engine, trace, tmp_path):
     path = tmp_path / "a.npz"
     replace(trace, source="dir/a.png", page=3).save(path)
     back = Trace.load(path)
     for name in ("token_ids", "spans", "log_probabilities", "rows", "mass", "page_mass"):
         assert np.array_equal(getattr(back, name), getattr(trace, name))
         assert getattr(back, name).dtype == getattr(trace, name).dtype
-    assert (back.text, back.mode, back.layers, back.images) == (trace.text, "fast", (2, 5), trace.images)
+    assert (back.text, back.mode, back.images) == (trace.text, "fast", trace.images)
+    assert back.layers == engine.manifest.policy.focal_layers
     assert (back.source, back.page, back.finish_reason) == ("dir/a.png", 3, "stop")
     difference = np.asarray(back.pictures[0], int) - np.asarray(trace.pictures[0], int)
     assert np.abs(difference).mean() < 4  # the picture is kept as JPEG

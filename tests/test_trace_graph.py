@@ -6,6 +6,7 @@ import pytest
 
 onnx = pytest.importorskip("onnx", reason="the files are checked with onnx, of the extra `export`")
 
+from fastocr_trt.manifest import Manifest  # noqa: E402
 from fastocr_trt.runtime.trace_graph import attention_queries, with_outputs  # noqa: E402
 
 
@@ -14,7 +15,7 @@ def test_the_queries_are_those_that_onnx_sees(demo_engine_dir, graph):
     path = demo_engine_dir / f"{graph}.onnx"
     ops = [node for node in onnx.load(path, load_external_data=False).graph.node if node.domain == "fastocr"]
     queries = attention_queries(path.read_bytes())
-    assert [query.layer for query in queries] == list(range(6))
+    assert [query.layer for query in queries] == list(range(Manifest.read(demo_engine_dir).decoder.num_layers))
     assert [query.name for query in queries] == [node.input[0] for node in ops]
     scales = [next(a.f for a in node.attribute if a.name == "scale") for node in ops]
     assert [query.scale for query in queries] == scales

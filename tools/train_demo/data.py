@@ -77,9 +77,11 @@ def batches(task: Task, seed: int, step: int, shard: int, noise: float, rows_at_
 
 
 def _page(source: Random, columns: int, rows: int, task: Task) -> layouts.PrintedPage:
-    """Pages to see alone are fuller than any that is read."""
+    """Pages to see alone are fuller than any that is read. Two in five are of any size alike: the smallest and the
+    largest type is rare among pages as they come, and takes longest to learn."""
     most = layouts.most_characters(columns * rows) * (1 if task.reading else 4)
-    return layouts.compose(source, columns, rows, task.layout, families(), most)
+    size = source.randint(*layouts.FONT_SIZES) if source.random() < 0.4 else None
+    return layouts.compose(source, columns, rows, task.layout, families(), most, size)
 
 
 def collate(pages: Sequence[layouts.PrintedPage], columns: int, rows: int, source: Random, noise: float = 0.0) -> Batch:

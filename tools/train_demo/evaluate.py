@@ -54,9 +54,7 @@ def evaluate(
     torch.set_num_threads(threads)
     model = Reader.from_pretrained(reader, dtype=torch.float32).eval()
     first = SEEDS["benchmarks"].start if first_seed is None else first_seed
-    print(
-        "| layout | visual tokens | type, px | pages | characters | CER | median | exact | end found | repeating |"
-    )
+    print("| layout | visual tokens | type, px | pages | characters | CER | median | exact | end found | repeating |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     scores = {}
     for size, layout, pixels in product(visual_tokens, layouts, type_sizes or (None,)):
