@@ -54,6 +54,16 @@ def most_characters(visual_tokens: int) -> int:
     return max(110, min(1000, round(visual_tokens * 1.6)))
 
 
+def some_size(source: Random) -> int:
+    """Pixels of type; 21 most often."""
+    return round(source.triangular(*FONT_SIZES, 21))
+
+
+def some_fill(source: Random) -> float:
+    """How full a page is: wholly, three times in ten, or from 0.3 to 1."""
+    return source.uniform(0.3, 1) if source.random() < 0.7 else 1.0
+
+
 def compose(
     source: Random,
     columns: int,
@@ -62,19 +72,18 @@ def compose(
     families: Sequence[Family] = BUNDLED,
     most: int | None = None,
     size: int | None = None,
+    fill: float | None = None,
 ) -> PrintedPage:
     """A page of columns x rows visual tokens of 28 pixels. most: characters, `most_characters` by default. size: of
-    the type in pixels, from FONT_SIZES by default.
-
-    Three pages in ten are as full as `most` and the paper allow; the others end earlier.
+    the type in pixels, `some_size` by default. fill: how full the page is of what `most` and the paper allow, 0 to
+    1, as `some_fill` has it by default.
     """
     most = most or most_characters(columns * rows)
-    if source.random() < 0.7:
-        most = round(most * source.uniform(0.3, 1))
+    most = round(most * (some_fill(source) if fill is None else fill))
     ink = Ink(columns, rows, most)
     width, height = columns * 28, rows * 28
     family = source.choice(families)
-    size = size or round(source.triangular(*FONT_SIZES, 21))
+    size = size or some_size(source)
     margin = source.randint(6, 20) if source.random() < 0.6 else source.randint(6, max(7, width // 8))
     top = source.randint(2, 18) if source.random() < 0.6 else source.randint(2, max(3, height // 6))
     left, right = margin, width - max(6, margin - source.randint(0, 12))

@@ -64,7 +64,9 @@ def batches(task: Task, seed: int, step: int, shard: int, noise: float, rows_at_
     source = Random(f"training {SEEDS['training'].start + seed} {step} {shard}")
     columns, rows = SIZES[task.visual_tokens]
     count = (task.pages + 1 - shard) // SHARDS
-    pages = [_page(source, columns, rows, task) for _ in range(count)]
+    # Shards of alike pages take equally long: processes do not wait for each other.
+    alike = Random(f"alike {seed} {step}")
+    pages = [_page(source, columns, rows, task, _type_size(alike), layouts.some_fill(alike)) for _ in range(count)]
     pages.sort(key=lambda page: len(page.text))
     found, waiting = [], []
     for page in pages:
@@ -76,12 +78,16 @@ def batches(task: Task, seed: int, step: int, shard: int, noise: float, rows_at_
     return [*found, collate(waiting, columns, rows, source, noise)]
 
 
-def _page(source: Random, columns: int, rows: int, task: Task) -> layouts.PrintedPage:
-    """Pages to see alone are fuller than any that is read. Two in five are of any size alike: the smallest and the
-    largest type is rare among pages as they come, and takes longest to learn."""
+def _type_size(source: Random) -> int:
+    """Two pages in five are of any size alike: the smallest and the largest type is rare among pages as they come, and
+    takes longest to learn."""
+    return source.randint(*layouts.FONT_SIZES) if source.random() < 0.4 else layouts.some_size(source)
+
+
+def _page(source: Random, columns: int, rows: int, task: Task, size: int, fill: float) -> layouts.PrintedPage:
+    """Pages to see alone are fuller than any that is read."""
     most = layouts.most_characters(columns * rows) * (1 if task.reading else 4)
-    size = source.randint(*layouts.FONT_SIZES) if source.random() < 0.4 else None
-    return layouts.compose(source, columns, rows, task.layout, families(), most, size)
+    return layouts.compose(source, columns, rows, task.layout, families(), most, size, fill)
 
 
 def collate(pages: Sequence[layouts.PrintedPage], columns: int, rows: int, source: Random, noise: float = 0.0) -> Batch:
