@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # tools/ is not installed
 
 from fastocr_trt.demo import layouts  # noqa: E402
-from fastocr_trt.demo.pages import SIZES, generate_page  # noqa: E402
-from tools.train_demo import architecture, curriculum, data, evaluate, losses, twin  # noqa: E402
+from fastocr_trt.demo.pages import SEEDS, SIZES, generate_page  # noqa: E402
+from tools.train_demo import architecture, curriculum, data, evaluate, losses, lost, twin  # noqa: E402
 from tools.train_demo.characters import CHARACTERS, END, ID, NEWLINE, PROMPT  # noqa: E402
 from tools.train_demo.cli import main  # noqa: E402
 from tools.train_demo.optimiser import rate_factor  # noqa: E402
@@ -206,6 +206,13 @@ def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
     scores = evaluate.evaluate(folder, 1, ["column"], [64], 1_500, 1, 0, type_sizes=[14, 24])
     assert set(scores) == {("column", 64, 14), ("column", 64, 24)}
     assert scores["column", 64, 14].characters > scores["column", 64, 24].characters
+
+    counts = lost.lost(folder, 2, ["table"], 64, [1], 1)
+    texts = [layouts.compose(Random(f"lost table 64 {seed}"), 8, 8, "table").text for seed in SEEDS["benchmarks"][:2]]
+    asked = {name: count for (_, name), (_, count) in counts.items()}
+    breaks = sum(text.count("\n") for text in texts)
+    assert (asked["start of a line"], asked["end of a line"], asked["end of the page"]) == (breaks + 2, breaks, 2)
+    assert sum(asked.values()) == sum(len(text) + 1 for text in texts)
 
 
 def test_a_small_reader_learns(tmp_path):

@@ -1,4 +1,4 @@
-"""`python -m tools.train_demo train FOLDER` and `python -m tools.train_demo evaluate READER`."""
+"""`python -m tools.train_demo train FOLDER`, `... evaluate READER` and `... lost READER`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from fastocr_trt.demo.layouts import FONT_SIZES, NAMES
-from fastocr_trt.demo.pages import LAYOUTS
+from fastocr_trt.demo.pages import LAYOUTS, SIZES
 
 from .run import SETTINGS, read_settings
 
@@ -18,6 +18,7 @@ def main(arguments: list[str] | None = None) -> None:
     commands = parser.add_subparsers(required=True)
     _add_train(commands.add_parser("train", help="begin a run in FOLDER, or go on with the one that is there"))
     _add_evaluate(commands.add_parser("evaluate", help="read unseen pages, print error rates by layout and size"))
+    _add_lost(commands.add_parser("lost", help="where READER loses its way, the text before each character given"))
     options = vars(parser.parse_args(arguments))
     options.pop("command")(options)
 
@@ -88,3 +89,19 @@ def _evaluate(options: dict) -> None:
     if options["type_sizes"] and (fixed := set(options["layouts"]) - set(NAMES)):
         raise SystemExit(f"error: --type-sizes: the size of type of {', '.join(sorted(fixed))} cannot be chosen")
     evaluate(**options)
+
+
+def _add_lost(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_lost)
+    parser.add_argument("reader", type=Path, help="a checkpoint folder, such as FOLDER/reader")
+    parser.add_argument("--pages", type=int, default=8, help="pages of each layout (default 8)")
+    parser.add_argument("--layouts", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--visual-tokens", type=int, choices=sorted(SIZES), default=768, help="of a page (default 768)")
+    parser.add_argument("--guided-layers", type=int, nargs="+", default=SETTINGS["guided_layers"])
+    parser.add_argument("--threads", type=int, default=1)
+
+
+def _lost(options: dict) -> None:
+    from .lost import lost
+
+    lost(**options)

@@ -11,7 +11,7 @@ from .data import Task
 _PAGES = {64: 16, 128: 10, 384: 4, 768: 2}
 _PAGES_TO_SEE = {128: 24, 384: 8}
 
-_LAYOUTS = (("column", 10), ("columns", 5), ("table", 4))
+_LAYOUTS = (("column", 8), ("columns", 8), ("table", 4))  # two columns are hardest to find the way in
 _LAYOUTS_OF_64 = (("column", 10), ("table", 4))  # two columns of four visual tokens hold a word each at best
 
 
@@ -31,7 +31,7 @@ STAGES = (
     Stage({64: 20, 128: 35}, {128: 10, 384: 35}, ("read 128", 0.85)),
     Stage({64: 8, 128: 32, 384: 35}, {384: 20}, ("read 384", 0.78)),
     Stage({128: 15, 384: 40, 768: 33}, {384: 12}, ("read 768", 0.80)),
-    Stage({128: 10, 384: 32, 768: 50}, {384: 8}, ("read 768", 2.0)),
+    Stage({128: 8, 384: 44, 768: 42}, {384: 6}, ("read 768", 2.0)),
 )
 
 

@@ -31,9 +31,9 @@ class CharacterHead(nn.Module):
 
 
 class Weights(NamedTuple):
-    """How much each answer counts. text [B,T]: lines are lost at their ends and starts, pages at their end, so these
-    count more (a line break twice, the character after it three times, the end four times). places [B,T]: 1 where a
-    label is asked for. under [B,N,SLOTS]: blanks count less, being most."""
+    """How much each answer counts. text, places [B,T]: what is asked, and where to look for it; 0 where nothing is.
+    A large page is lost at the ends and starts of its lines and at its own end, not within lines, where most characters
+    are, so these count many times. under [B,N,SLOTS]: blanks count less, being most."""
 
     text: Tensor
     places: Tensor
@@ -42,9 +42,11 @@ class Weights(NamedTuple):
 
 def weigh(batch: Batch) -> Weights:
     asked = (batch.labels != IGNORED).float()
-    text = asked + (batch.labels == NEWLINE).float() + 3 * (batch.labels == END).float()
-    text += 2 * (batch.input_ids == NEWLINE).float() * asked
-    return Weights(text, asked, torch.where(batch.under == BLANK, 0.15, 1.0))
+    line_end, page_end = (batch.labels == NEWLINE).float(), (batch.labels == END).float()
+    line_start = (batch.input_ids == NEWLINE).float() * asked
+    text = asked + 4 * line_end + 19 * page_end + 9 * line_start
+    places = asked + 3 * line_end + 7 * page_end + 5 * line_start
+    return Weights(text, places, torch.where(batch.under == BLANK, 0.15, 1.0))
 
 
 class Answer(NamedTuple):
@@ -59,7 +61,7 @@ def text_loss(logits: Tensor, batch: Batch, weights: Weights) -> Answer:
     """Cross-entropy of the next character; logits [B,T,vocabulary]."""
     each = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="none")
     correct = (logits.detach().argmax(-1) == batch.labels).sum()
-    return Answer((each * weights.text.flatten()).sum(), int(correct), int(weights.places.sum()))
+    return Answer((each * weights.text.flatten()).sum(), int(correct), int((batch.labels != IGNORED).sum()))
 
 
 def under_loss(guesses: Tensor, batch: Batch, weights: Weights) -> Answer:
