@@ -174,6 +174,35 @@ def test_guidance_is_least_where_attention_is_on_the_places(batch):
     assert at_right < 0.01 < 4 < at_even
 
 
+def test_places_are_asked_of_visual_tokens_and_of_the_text(batch):
+    weights, tokens = losses.weigh(batch), batch.under.shape[1]
+    heads = losses.PlaceHeads(32, 1)
+    pages, text = batch.labels.shape
+
+    def loss(visual, written):
+        return float(losses.place_loss(heads, [(visual, written)], batch, weights) / weights.places.sum())
+
+    unknown = loss(torch.ones(pages, tokens, 32), torch.ones(pages, text, 32))
+    assert unknown == pytest.approx(2 * np.log(heads.ROWS * heads.COLUMNS), rel=1e-4)
+    # Heads that read rows and columns off two numbers, where these are the right ones.
+    for head in (heads.visual[0], heads.text[0]):
+        for start, count, at in ((0, heads.ROWS, 0), (heads.ROWS, heads.COLUMNS, 1)):
+            angle = torch.arange(count) / count * torch.pi
+            head.weight.data[start : start + count, 2 * at] = 1e4 * angle.cos()
+            head.weight.data[start : start + count, 2 * at + 1] = 1e4 * angle.sin()
+
+    def known(places):
+        row = places // batch.columns / heads.ROWS * torch.pi
+        column = places % batch.columns / heads.COLUMNS * torch.pi
+        numbers = torch.stack([row.cos(), row.sin(), column.cos(), column.sin()], -1)
+        return torch.nn.functional.pad(numbers, (0, 28))
+
+    everywhere = known(torch.arange(tokens).expand(pages, -1))
+    there = known(batch.places[..., 1])
+    assert loss(everywhere, there) < 0.01
+    assert loss(everywhere, known(batch.places[..., 1] + 1)) > 1 < loss(everywhere.flip(1), there)
+
+
 def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
     options = ["--sizes", "tiny", "--begin", "nothing", "--guided-layers", "1", "--pages", "0.15", "--processes", "1"]
     main(["train", str(tmp_path / "whole"), "--steps", "6", *options])

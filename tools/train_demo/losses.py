@@ -1,8 +1,9 @@
-"""What the reader is asked for: the next character; what is printed under each visual token; where to look.
+"""What the reader is asked for: the next character; what is printed under each visual token; where things are; where to
+look.
 
-The second and the third are help during training. The auxiliary head is not part of the reader. The third, attention
-guidance, asks chosen layers to look at the visual token of the next character, and is why their focus is partly
-trained: say so wherever their sparsity is shown.
+All but the first are help during training, and their heads are not part of the reader. The last, attention guidance,
+asks chosen layers to look at the visual token of the next character, and is why their focus is partly trained: say so
+wherever their sparsity is shown.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fastocr_trt.demo.pages import SIZES
 
 from .characters import BLANK, END, NEWLINE
 from .data import IGNORED, SLOTS, Batch
@@ -28,6 +31,21 @@ class CharacterHead(nn.Module):
 
     def forward(self, visual: Tensor) -> Tensor:
         return self.guess(visual).unflatten(-1, (SLOTS, BLANK + 1))
+
+
+class PlaceHeads(nn.Module):
+    """One for each guided layer: guesses, from what the layer is given, the row and the column of a visual token, and
+    for text those of the visual token to look at next. A reader that has to find the next line must know where on the
+    page a visual token lies; nothing else in its training asks for that."""
+
+    ROWS, COLUMNS = (max(sides) for sides in zip(*((rows, columns) for columns, rows in SIZES.values()), strict=True))
+
+    def __init__(self, width: int, layers: int):
+        super().__init__()
+        self.visual = nn.ModuleList(nn.Linear(width, self.ROWS + self.COLUMNS) for _ in range(layers))
+        self.text = nn.ModuleList(nn.Linear(width, self.ROWS + self.COLUMNS) for _ in range(layers))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
 
 class Weights(NamedTuple):
@@ -70,6 +88,29 @@ def under_loss(guesses: Tensor, batch: Batch, weights: Weights) -> Answer:
     printed = batch.under != BLANK
     correct = (guesses.detach().argmax(-1) == batch.under) & printed
     return Answer((each * weights.under.flatten()).sum(), int(correct.sum()), int(printed.sum()))
+
+
+def place_loss(heads: PlaceHeads, before: list[tuple[Tensor, Tensor]], batch: Batch, weights: Weights) -> Tensor:
+    """Cross-entropy of rows and columns, mean over layers: of the visual tokens, mean over a page, summed over pages,
+    times the text's share of the step (`weights.places`), plus that of the text, weighted and summed."""
+    tokens = torch.arange(batch.rows * batch.columns).expand(len(batch.pages), -1)
+    loss = torch.zeros(())
+    for visual, text, (given_visual, given_text) in zip(heads.visual, heads.text, before, strict=True):
+        of_visual = _place(visual(_even(given_visual)), tokens, batch.columns).mean(1) * weights.places.sum(1)
+        of_text = _place(text(_even(given_text)), batch.places[..., 1], batch.columns) * weights.places
+        loss = loss + (of_visual.sum() + of_text.sum()) / len(before)
+    return loss
+
+
+def _even(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:])
+
+
+def _place(guesses: Tensor, tokens: Tensor, columns: int) -> Tensor:
+    """Cross-entropy [B,n] of the row and the column of `tokens` [B,n], which count visual tokens row by row."""
+    rows, across = guesses.float().split((PlaceHeads.ROWS, PlaceHeads.COLUMNS), -1)
+    of_row = F.cross_entropy(rows.transpose(1, 2), tokens // columns, reduction="none")
+    return of_row + F.cross_entropy(across.transpose(1, 2), tokens % columns, reduction="none")
 
 
 def guidance_loss(attention: list[Tensor], batch: Batch, weights: Weights) -> Answer:

@@ -68,9 +68,17 @@ def _orthogonal(stack: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimiser:
-    """Both, over a reader and its auxiliary head."""
+    """Both, over a reader and its auxiliary heads."""
 
-    def __init__(self, reader: nn.Module, head: nn.Module, muon_rate: float, adam_rate: float, group: Group):
+    def __init__(
+        self,
+        reader: nn.Module,
+        head: nn.Module,
+        places: nn.Module,
+        muon_rate: float,
+        adam_rate: float,
+        group: Group,
+    ):
         self.muon_rate, self.adam_rate = muon_rate, adam_rate
         matrices, others, patches = [], [*head.parameters()], []
         for name, parameter in reader.named_parameters():
@@ -81,12 +89,17 @@ class Optimiser:
             else:
                 others.append(parameter)
         self.muon = Muon(matrices, group)
-        # Six copies of a patch act as one (see architecture.py): each moves a sixth.
-        groups = [{"params": others, "share": 1.0}, {"params": patches, "share": 1 / 6}]
+        # Six copies of a patch act as one (see architecture.py): each moves a sixth. Heads for places begin at zero and
+        # move fast, or what they ask for would not reach the reader for long.
+        groups = [
+            {"params": others, "share": 1.0},
+            {"params": patches, "share": 1 / 6},
+            {"params": [*places.parameters()], "share": 5.0},
+        ]
         self.adam = torch.optim.AdamW(groups, lr=adam_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
         self.processes = group
-        self.parameters = [*reader.parameters(), *head.parameters()]
+        self.parameters = [*reader.parameters(), *head.parameters(), *places.parameters()]
 
     def step(self, factor: float) -> None:
         """One step at `factor` times the full rates, with the gradients of all processes; they are cleared."""

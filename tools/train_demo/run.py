@@ -14,7 +14,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration as Reader
 
 from .architecture import FULL, TINY, grown_reader, new_reader
 from .curriculum import Progress
-from .losses import CharacterHead
+from .losses import CharacterHead, PlaceHeads
 from .optimiser import Optimiser
 from .processes import Group
 
@@ -32,6 +32,7 @@ SETTINGS = {
     "guidance": 0.3,
     "guidance_steps": 0,  # steps after which there is none; 0: never
     "guided_layers": [2, 4, 7],
+    "places": 0.1,
     "under": 0.4,
     "noise": 0.03,
     "stage": 0,
@@ -49,7 +50,10 @@ class Run:
         self.reader = _begin(settings).train()
         torch.manual_seed(settings["seed"])
         self.head = CharacterHead(self.reader.config.text_config.hidden_size)
-        self.optimiser = Optimiser(self.reader, self.head, settings["muon_rate"], settings["adam_rate"], group)
+        self.places = PlaceHeads(self.reader.config.text_config.hidden_size, len(settings["guided_layers"]))
+        self.optimiser = Optimiser(
+            self.reader, self.head, self.places, settings["muon_rate"], settings["adam_rate"], group
+        )
         self.average = [parameter.detach().clone() for parameter in self.reader.parameters()]
         self.progress = Progress(settings["stage"])
         self.step = 0
@@ -63,6 +67,7 @@ class Run:
         state = torch.load(self.folder / "state.pt", weights_only=True)
         self.reader.load_state_dict(state["reader"])
         self.head.load_state_dict(state["head"])
+        self.places.load_state_dict(state["places"])
         self.optimiser.load_state_dict(state["optimiser"])
         for mine, saved in zip(self.average, state["average"], strict=True):
             mine.copy_(saved)
@@ -82,6 +87,7 @@ class Run:
         state = {
             "reader": self.reader.state_dict(),
             "head": self.head.state_dict(),
+            "places": self.places.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "average": self.average,
             "progress": self.progress.state_dict(),

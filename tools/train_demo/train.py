@@ -10,7 +10,7 @@ import torch
 
 from . import curriculum, twin
 from .data import SHARDS, Batch, Task, batches
-from .losses import guidance_loss, text_loss, under_loss, weigh
+from .losses import guidance_loss, place_loss, text_loss, under_loss, weigh
 from .optimiser import rate_factor
 from .processes import Group
 from .run import Run
@@ -69,14 +69,14 @@ def _step(run: Run, task: Task, stop: _Stop) -> dict:
     # All processes must stop at the same step.
     wish = torch.tensor([float(stop.asked)])
     group.add([sums, wish])
-    found = torch.zeros(7)
+    found = torch.zeros(8)
     for batch, weights in zip(mine, weighed, strict=True):
         found += _learn(run, task, batch, weights, sums)
     group.add([found])
     start, length = settings["cooldown_start"], settings["cooldown"]
     factor = rate_factor(run.step, settings["half_life"], start, length)
     run.optimiser.step(factor)
-    text, guidance, under, correct, asked, seen, printed = found.tolist()
+    text, guidance, under, correct, asked, seen, printed, place = found.tolist()
     record = {
         "kind": "read" if task.reading else "see",
         "visual_tokens": task.visual_tokens,
@@ -91,21 +91,23 @@ def _step(run: Run, task: Task, stop: _Stop) -> dict:
     run.progress.note(f"under {task.visual_tokens}", record["under_accuracy"])
     if task.reading:
         record |= {"loss": round(text, 4), "guidance": round(guidance, 4), "accuracy": round(correct / asked, 4)}
+        record["place"] = round(place, 4)
         run.progress.note(f"read {task.visual_tokens}", record["accuracy"])
         run.progress.note(f"{task.layout} {task.visual_tokens}", record["accuracy"])
         run.progress.note("guidance", guidance)
+        run.progress.note("place", place)
     return record
 
 
 def _learn(run: Run, task: Task, batch: Batch, weights, sums: torch.Tensor) -> torch.Tensor:
     """Forward and backward on one batch. Returns its share of: text, guidance and under loss; characters correct and
-    asked; printed characters correct and asked."""
+    asked; printed characters correct and asked; place loss."""
     settings = run.settings
     text_sum, places_sum, under_sum = sums.tolist()
     visual = twin.see(run.reader, batch.pages)
     under = under_loss(run.head(visual), batch, weights)
     loss = settings["under"] * under.loss / under_sum
-    found = [0.0, 0.0, under.loss.item() / under_sum, 0, 0, under.correct, under.asked]
+    found = [0.0, 0.0, under.loss.item() / under_sum, 0, 0, under.correct, under.asked, 0.0]
     if task.reading:
         guiding = settings["guidance"] > 0 and not 0 < settings["guidance_steps"] <= run.step
         guided = tuple(settings["guided_layers"]) if guiding else ()
@@ -117,6 +119,9 @@ def _learn(run: Run, task: Task, batch: Batch, weights, sums: torch.Tensor) -> t
             guidance = guidance_loss(reading.attention, batch, weights)
             loss = loss + settings["guidance"] * guidance.loss / places_sum
             found[1] = guidance.loss.item() / places_sum
+            place = place_loss(run.places, reading.before, batch, weights)
+            loss = loss + settings["places"] * place / places_sum
+            found[7] = place.item() / places_sum
     loss.backward()
     return torch.tensor(found)
 

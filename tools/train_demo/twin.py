@@ -118,10 +118,12 @@ def see(reader: Reader, pages: Tensor) -> Tensor:
 
 class Reading(NamedTuple):
     """logits [B,T,vocabulary] of the text rows; attention: for each guided layer the log shares [B,heads,T,N] of the
-    visual tokens among themselves."""
+    visual tokens among themselves; before: what each guided layer is given, [B,N,width] of the visual tokens and
+    [B,T,width] of the text."""
 
     logits: Tensor
     attention: list[Tensor]
+    before: list[tuple[Tensor, Tensor]]
 
 
 def read(
@@ -138,7 +140,7 @@ def read(
     frame = embed[[VISION_START, VISION_END]].expand(batch, 2, -1)
     x = torch.cat([frame[:, :1], visual, frame[:, 1:], embed[input_ids]], 1)
     before = visual.shape[1] + 2
-    attention = []
+    attention, given = [], []
     for number, layer in enumerate(decoder.layers):
         weights, last = layer.self_attn, number == len(decoder.layers) - 1
         first = before if last else 0
@@ -154,10 +156,11 @@ def read(
         else:
             seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         if number in guided:
+            given.append((x[:, 1 : before - 1], x[:, before:]))
             group = query[:, :, before - first :].reshape(batch, kv_heads, -1, head_dim)
             scores = group @ key[:, :, 1 : before - 1].transpose(2, 3) * head_dim**-0.5
             attention.append(scores.log_softmax(-1).view(batch, heads, text, -1))
         x = x[:, first:] + weights.o_proj(seen.transpose(1, 2).reshape(batch, length - first, -1))
         x = x + _mlp(_norm(x, layer.post_attention_layernorm), layer.mlp)
     logits = F.linear(_norm(x[:, -text:], decoder.norm), reader.lm_head.weight)
-    return Reading(logits, attention)
+    return Reading(logits, attention, given)
