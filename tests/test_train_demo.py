@@ -174,6 +174,30 @@ def test_guidance_is_least_where_attention_is_on_the_places(batch):
     assert at_right < 0.01 < 4 < at_even
 
 
+def test_line_starts_are_linked_to_those_before_them(batch):
+    links = losses.line_links(batch)
+    for page, labels, places in zip(links, batch.labels, batch.places, strict=True):
+        found = [tuple(link) for link in page.tolist() if link != [0, 0]]
+        chain = [tuple(pair) for pair in places[labels == NEWLINE].tolist()]
+        assert found == [(there, here) for here, there in chain if there > here] and found
+    weights = losses.weigh(batch)
+    ninth = torch.full((len(links), 2, links.shape[1]), 1 / 9).log()
+    assert losses.link_loss([ninth], links, weights) / weights.places.sum() == pytest.approx(np.log(9), rel=1e-4)
+
+
+def test_link_shares_are_those_of_the_attention(reader, batch):
+    visual = twin.see(reader, batch.pages)
+    tokens = torch.tensor([[[9, 3], [63, 0]]]).expand(len(batch.pages), -1, -1)
+    (shares,) = twin.read(reader, visual, batch.input_ids, 16, 8, links=twin.Links((0,), tokens)).links
+    for link in range(2):
+        start = int(tokens[0, link, 0])
+        every = torch.arange(start + 1)
+        all_of_it = torch.stack([torch.full_like(every, start), every], -1).expand(len(batch.pages), -1, -1)
+        (whole,) = twin.read(reader, visual, batch.input_ids, 16, 8, links=twin.Links((0,), all_of_it)).links
+        torch.testing.assert_close(whole.exp().sum(-1), torch.ones(whole.shape[:2]))
+        torch.testing.assert_close(whole[..., int(tokens[0, link, 1])], shares[..., link])
+
+
 def test_places_are_asked_of_visual_tokens_and_of_the_text(batch):
     weights, tokens = losses.weigh(batch), batch.under.shape[1]
     heads = losses.PlaceHeads(32, 1)
@@ -204,7 +228,20 @@ def test_places_are_asked_of_visual_tokens_and_of_the_text(batch):
 
 
 def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
-    options = ["--sizes", "tiny", "--begin", "nothing", "--guided-layers", "1", "--pages", "0.15", "--processes", "1"]
+    options = [
+        "--sizes",
+        "tiny",
+        "--begin",
+        "nothing",
+        "--guided-layers",
+        "1",
+        "--linked-layers",
+        "0",
+        "--pages",
+        "0.15",
+        "--processes",
+        "1",
+    ]
     main(["train", str(tmp_path / "whole"), "--steps", "6", *options])
     main(["train", str(tmp_path / "parts"), "--steps", "3", *options])
     main(["train", str(tmp_path / "parts"), "--steps", "6", "--processes", "1"])
@@ -245,8 +282,8 @@ def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
 
 
 def test_a_small_reader_learns(tmp_path):
-    options = "--sizes tiny --begin nothing --guided-layers 1 --pages 0.15 --processes 1 --stage 1 --steps 40"
-    main(["train", str(tmp_path), *options.split(), "--half-life", "1000", "--muon-rate", "0.02"])
+    options = "--sizes tiny --begin nothing --guided-layers 1 --linked-layers 0 --pages 0.15 --processes 1 --stage 1"
+    main(["train", str(tmp_path), *options.split(), "--steps", "40", "--half-life", "1000", "--muon-rate", "0.02"])
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     read = [record["loss"] for record in records if record["kind"] == "read"]
     assert sum(read[-5:]) / 5 < 0.9 * sum(read[:3]) / 3

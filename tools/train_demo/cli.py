@@ -40,6 +40,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     settings.add_argument("--guidance", type=float, help="weight of the attention guidance; 0 for none")
     settings.add_argument("--guidance-steps", type=int, help="no guidance from this step on; 0: guidance for ever")
     settings.add_argument("--guided-layers", type=int, nargs="+")
+    settings.add_argument("--linked-layers", type=int, nargs="+", help="guided too: line starts to those before them")
     settings.add_argument("--places", type=float, help="weight of the places of visual tokens, before guided layers")
     settings.add_argument("--under", type=float, help="weight of the characters under each visual token")
     settings.add_argument("--noise", type=float, help="share of input characters made wrong")

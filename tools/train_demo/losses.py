@@ -2,8 +2,8 @@
 look.
 
 All but the first are help during training, and their heads are not part of the reader. The last, attention guidance,
-asks chosen layers to look at the visual token of the next character, and is why their focus is partly trained: say so
-wherever their sparsity is shown.
+asks chosen layers to look at the visual token of the next character (and, in prefill, starts of lines at the start of
+the line before), and is why their focus is partly trained: say so wherever their sparsity is shown.
 """
 
 from __future__ import annotations
@@ -111,6 +111,25 @@ def _place(guesses: Tensor, tokens: Tensor, columns: int) -> Tensor:
     rows, across = guesses.float().split((PlaceHeads.ROWS, PlaceHeads.COLUMNS), -1)
     of_row = F.cross_entropy(rows.transpose(1, 2), tokens // columns, reduction="none")
     return of_row + F.cross_entropy(across.transpose(1, 2), tokens % columns, reduction="none")
+
+
+def line_links(batch: Batch) -> Tensor:
+    """[B,K,2] visual tokens: the start of a line, and the start of the line before it where that lies before it in the
+    rows of the page; (0, 0) where a page has fewer."""
+    pages = []
+    for labels, places in zip(batch.labels, batch.places, strict=True):
+        ends = places[labels == NEWLINE].flip(-1)
+        pages.append(ends[ends[:, 0] > ends[:, 1]])
+    return torch.nn.utils.rnn.pad_sequence(pages, batch_first=True)
+
+
+def link_loss(shares: list[Tensor], links: Tensor, weights: Weights) -> Tensor:
+    """Minus the log share that the start of a line has on the start of the line before it, mean over heads, layers and
+    the page's lines, times the page's part of the step. What a line start knows of the line before it is how the end of
+    that line can find it."""
+    real = (links[..., 0] > 0).float()
+    each = -sum(share.mean(1) for share in shares) / len(shares) * real
+    return (each.sum(1) / real.sum(1).clamp(min=1) * weights.places.sum(1)).sum()
 
 
 def guidance_loss(attention: list[Tensor], batch: Batch, weights: Weights) -> Answer:

@@ -32,6 +32,7 @@ SETTINGS = {
     "guidance": 0.3,
     "guidance_steps": 0,  # steps after which there is none; 0: never
     "guided_layers": [2, 4, 7],
+    "linked_layers": [1, 3],
     "places": 0.1,
     "under": 0.4,
     "noise": 0.03,

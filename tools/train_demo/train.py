@@ -10,7 +10,7 @@ import torch
 
 from . import curriculum, twin
 from .data import SHARDS, Batch, Task, batches
-from .losses import guidance_loss, place_loss, text_loss, under_loss, weigh
+from .losses import guidance_loss, line_links, link_loss, place_loss, text_loss, under_loss, weigh
 from .optimiser import rate_factor
 from .processes import Group
 from .run import Run
@@ -69,14 +69,14 @@ def _step(run: Run, task: Task, stop: _Stop) -> dict:
     # All processes must stop at the same step.
     wish = torch.tensor([float(stop.asked)])
     group.add([sums, wish])
-    found = torch.zeros(8)
+    found = torch.zeros(9)
     for batch, weights in zip(mine, weighed, strict=True):
         found += _learn(run, task, batch, weights, sums)
     group.add([found])
     start, length = settings["cooldown_start"], settings["cooldown"]
     factor = rate_factor(run.step, settings["half_life"], start, length)
     run.optimiser.step(factor)
-    text, guidance, under, correct, asked, seen, printed, place = found.tolist()
+    text, guidance, under, correct, asked, seen, printed, place, link = found.tolist()
     record = {
         "kind": "read" if task.reading else "see",
         "visual_tokens": task.visual_tokens,
@@ -91,27 +91,30 @@ def _step(run: Run, task: Task, stop: _Stop) -> dict:
     run.progress.note(f"under {task.visual_tokens}", record["under_accuracy"])
     if task.reading:
         record |= {"loss": round(text, 4), "guidance": round(guidance, 4), "accuracy": round(correct / asked, 4)}
-        record["place"] = round(place, 4)
+        record |= {"place": round(place, 4), "link": round(link, 4)}
         run.progress.note(f"read {task.visual_tokens}", record["accuracy"])
         run.progress.note(f"{task.layout} {task.visual_tokens}", record["accuracy"])
         run.progress.note("guidance", guidance)
         run.progress.note("place", place)
+        run.progress.note("link", link)
     return record
 
 
 def _learn(run: Run, task: Task, batch: Batch, weights, sums: torch.Tensor) -> torch.Tensor:
     """Forward and backward on one batch. Returns its share of: text, guidance and under loss; characters correct and
-    asked; printed characters correct and asked; place loss."""
+    asked; printed characters correct and asked; place and link loss."""
     settings = run.settings
     text_sum, places_sum, under_sum = sums.tolist()
     visual = twin.see(run.reader, batch.pages)
     under = under_loss(run.head(visual), batch, weights)
     loss = settings["under"] * under.loss / under_sum
-    found = [0.0, 0.0, under.loss.item() / under_sum, 0, 0, under.correct, under.asked, 0.0]
+    found = [0.0, 0.0, under.loss.item() / under_sum, 0, 0, under.correct, under.asked, 0.0, 0.0]
     if task.reading:
         guiding = settings["guidance"] > 0 and not 0 < settings["guidance_steps"] <= run.step
         guided = tuple(settings["guided_layers"]) if guiding else ()
-        reading = twin.read(run.reader, visual, batch.input_ids, batch.columns, batch.rows, guided)
+        tokens = line_links(batch)  # none where every page of the batch is a single line
+        links = twin.Links(tuple(settings["linked_layers"]), tokens) if guiding and tokens.shape[1] else None
+        reading = twin.read(run.reader, visual, batch.input_ids, batch.columns, batch.rows, guided, links)
         text = text_loss(reading.logits, batch, weights)
         loss = loss + text.loss / text_sum
         found[0], found[3], found[4] = text.loss.item() / text_sum, text.correct, text.asked
@@ -122,6 +125,10 @@ def _learn(run: Run, task: Task, batch: Batch, weights, sums: torch.Tensor) -> t
             place = place_loss(run.places, reading.before, batch, weights)
             loss = loss + settings["places"] * place / places_sum
             found[7] = place.item() / places_sum
+        if links:
+            link = link_loss(reading.links, tokens, weights)
+            loss = loss + settings["guidance"] * link / places_sum
+            found[8] = link.item() / places_sum
     loss.backward()
     return torch.tensor(found)
 

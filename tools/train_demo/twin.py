@@ -119,15 +119,29 @@ def see(reader: Reader, pages: Tensor) -> Tensor:
 class Reading(NamedTuple):
     """logits [B,T,vocabulary] of the text rows; attention: for each guided layer the log shares [B,heads,T,N] of the
     visual tokens among themselves; before: what each guided layer is given, [B,N,width] of the visual tokens and
-    [B,T,width] of the text."""
+    [B,T,width] of the text; links: for each linked layer the log shares [B,heads,K] of the links."""
 
     logits: Tensor
     attention: list[Tensor]
     before: list[tuple[Tensor, Tensor]]
+    links: list[Tensor]
+
+
+class Links(NamedTuple):
+    """Layers in which visual tokens are watched looking at others before them. tokens [B,K,2]: from, to."""
+
+    layers: tuple[int, ...]
+    tokens: Tensor
 
 
 def read(
-    reader: Reader, visual: Tensor, input_ids: Tensor, columns: int, rows: int, guided: tuple[int, ...] = ()
+    reader: Reader,
+    visual: Tensor,
+    input_ids: Tensor,
+    columns: int,
+    rows: int,
+    guided: tuple[int, ...] = (),
+    links: Links | None = None,
 ) -> Reading:
     """visual [B,N,width] from `see`; input_ids [B,T] the text after the image, the prompt included."""
     decoder, config = reader.model.language_model, reader.config.text_config
@@ -140,7 +154,7 @@ def read(
     frame = embed[[VISION_START, VISION_END]].expand(batch, 2, -1)
     x = torch.cat([frame[:, :1], visual, frame[:, 1:], embed[input_ids]], 1)
     before = visual.shape[1] + 2
-    attention, given = [], []
+    attention, given, linked = [], [], []
     for number, layer in enumerate(decoder.layers):
         weights, last = layer.self_attn, number == len(decoder.layers) - 1
         first = before if last else 0
@@ -160,7 +174,22 @@ def read(
             group = query[:, :, before - first :].reshape(batch, kv_heads, -1, head_dim)
             scores = group @ key[:, :, 1 : before - 1].transpose(2, 3) * head_dim**-0.5
             attention.append(scores.log_softmax(-1).view(batch, heads, text, -1))
+        if links and number in links.layers:
+            linked.append(_link_shares(query, key, links.tokens, before))
         x = x[:, first:] + weights.o_proj(seen.transpose(1, 2).reshape(batch, length - first, -1))
         x = x + _mlp(_norm(x, layer.post_attention_layernorm), layer.mlp)
     logits = F.linear(_norm(x[:, -text:], decoder.norm), reader.lm_head.weight)
-    return Reading(logits, attention, given)
+    return Reading(logits, attention, given, linked)
+
+
+def _link_shares(query: Tensor, key: Tensor, tokens: Tensor, before: int) -> Tensor:
+    """Log shares [B,heads,K] of the attention among visual tokens up to its own that each link's first token has on its
+    second; query, key: of all rows, turned."""
+    (batch, heads, _, head_dim), kv_heads = query.shape, key.shape[1]
+    start, end = tokens.unbind(-1)
+    rows = query.gather(2, (start + 1)[:, None, :, None].expand(-1, heads, -1, head_dim))
+    group = rows.reshape(batch, kv_heads, -1, head_dim)
+    scores = (group @ key[:, :, 1 : before - 1].transpose(2, 3) * head_dim**-0.5).view(batch, heads, len(start[0]), -1)
+    later = torch.arange(before - 2) > start[..., None]
+    shares = scores.masked_fill(later[:, None], float("-inf")).log_softmax(-1)
+    return shares.gather(3, end[:, None, :, None].expand(-1, heads, -1, -1)).squeeze(-1)
