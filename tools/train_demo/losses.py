@@ -124,11 +124,11 @@ def line_links(batch: Batch) -> Tensor:
 
 
 def link_loss(shares: list[Tensor], links: Tensor, weights: Weights) -> Tensor:
-    """Minus the log share that the start of a line has on the start of the line before it, mean over heads, layers and
-    the page's lines, times the page's part of the step. What a line start knows of the line before it is how the end of
-    that line can find it."""
+    """Minus the log of the share that the start of a line has on the start of the line before it: the share a mean over
+    heads (one that looks there is enough), the log a mean over layers and the page's lines, times the page's part of
+    the step. What a line's start knows of the line before it is how the end of that line can find it."""
     real = (links[..., 0] > 0).float()
-    each = -sum(share.mean(1) for share in shares) / len(shares) * real
+    each = -sum(share.exp().mean(1).clamp(min=1e-12).log() for share in shares) / len(shares) * real
     return (each.sum(1) / real.sum(1).clamp(min=1) * weights.places.sum(1)).sum()
 
 
