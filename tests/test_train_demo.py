@@ -228,22 +228,9 @@ def test_places_are_asked_of_visual_tokens_and_of_the_text(batch):
 
 
 def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
-    options = [
-        "--sizes",
-        "tiny",
-        "--begin",
-        "nothing",
-        "--guided-layers",
-        "1",
-        "--linked-layers",
-        "0",
-        "--pages",
-        "0.15",
-        "--processes",
-        "1",
-    ]
-    main(["train", str(tmp_path / "whole"), "--steps", "6", *options])
-    main(["train", str(tmp_path / "parts"), "--steps", "3", *options])
+    options = "--sizes tiny --begin nothing --guided-layers 1 --linked-layers 0 --pages 0.15 --processes 1"
+    main(["train", str(tmp_path / "whole"), "--steps", "6", *options.split()])
+    main(["train", str(tmp_path / "parts"), "--steps", "3", *options.split()])
     main(["train", str(tmp_path / "parts"), "--steps", "6", "--processes", "1"])
     records = {
         name: [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]

@@ -135,12 +135,16 @@ def link_loss(shares: list[Tensor], links: Tensor, weights: Weights) -> Tensor:
 def guidance_loss(attention: list[Tensor], batch: Batch, weights: Weights) -> Answer:
     """Minus the log share of attention, among visual tokens, on the two places of the label, mean over heads and
     layers; attention as twin.Reading has it."""
-    here, there = batch.places.unbind(-1)
     loss = torch.zeros(())
     for shares in attention:
-        found = shares.gather(3, batch.places[:, None].expand(-1, shares.shape[1], -1, -1))
-        # One place named twice is one place.
-        second = found[..., 1].masked_fill((here == there)[:, None], float("-inf"))
-        both = torch.logaddexp(found[..., 0], second).mean(1)
-        loss = loss - (both * weights.places).sum() / len(attention)
+        loss = loss - (on_places(shares, batch).mean(1) * weights.places).sum() / len(attention)
     return Answer(loss)
+
+
+def on_places(shares: Tensor, batch: Batch) -> Tensor:
+    """Log shares [B,heads,T] on the label's two places together; shares: of one layer, as twin.Reading has them."""
+    here, there = batch.places.unbind(-1)
+    found = shares.gather(3, batch.places[:, None].expand(-1, shares.shape[1], -1, -1))
+    # One place named twice is one place.
+    second = found[..., 1].masked_fill((here == there)[:, None], float("-inf"))
+    return torch.logaddexp(found[..., 0], second)

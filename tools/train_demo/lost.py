@@ -19,6 +19,7 @@ from fastocr_trt.demo.pages import SEEDS, SIZES
 from . import twin
 from .characters import END, NEWLINE
 from .data import IGNORED, Batch, collate
+from .losses import on_places
 
 WHERE = ("within lines", "start of a line", "end of a line", "end of the page")
 _WITHIN, _START, _END, _LAST = range(4)
@@ -52,7 +53,8 @@ def lost(
             with torch.no_grad():  # inference tensors would stay in the caches of `twin`
                 visual = twin.see(model, batch.pages)
                 reading = twin.read(model, visual, batch.input_ids, columns, rows, tuple(guided_layers))
-            correct, on_place = reading.logits.argmax(-1) == batch.labels, _on_place(reading.attention, batch)
+            correct = reading.logits.argmax(-1) == batch.labels
+            on_place = torch.stack([on_places(each, batch).exp().mean(1) for each in reading.attention], -1)
             for number, asked_here in enumerate(where(batch) == n for n in range(len(WHERE))):
                 asked[number] += asked_here.sum()
                 right[number] += correct[asked_here].sum()
@@ -63,13 +65,3 @@ def lost(
             share = right[number] / asked[number].clamp(min=1)
             print(f"| {layout} | {name} | {asked[number]:.0f} | {share:.1%} | {each} |", flush=True)
     return counts
-
-
-def _on_place(attention: list[torch.Tensor], batch: Batch) -> torch.Tensor:
-    """[B,T,layers]: the share of the visual attention that is on the label's one or two places, mean over heads."""
-    here, there = batch.places.unbind(-1)
-    found = []
-    for shares in attention:
-        both = shares.exp().mean(1).gather(2, batch.places)
-        found.append(both[..., 0] + torch.where(here == there, 0.0, both[..., 1]))
-    return torch.stack(found, -1)

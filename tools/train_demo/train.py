@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from . import curriculum, twin
 from .data import SHARDS, Batch, Task, batches
-from .losses import guidance_loss, line_links, link_loss, place_loss, text_loss, under_loss, weigh
+from .losses import Weights, guidance_loss, line_links, link_loss, place_loss, text_loss, under_loss, weigh
 from .optimiser import rate_factor
 from .processes import Group
 from .run import Run
@@ -69,46 +70,63 @@ def _step(run: Run, task: Task, stop: _Stop) -> dict:
     # All processes must stop at the same step.
     wish = torch.tensor([float(stop.asked)])
     group.add([sums, wish])
-    found = torch.zeros(9)
+    added = torch.tensor(Found())
     for batch, weights in zip(mine, weighed, strict=True):
-        found += _learn(run, task, batch, weights, sums)
-    group.add([found])
+        added += torch.tensor(_learn(run, task, batch, weights, sums))
+    group.add([added])
+    found = Found(*added.tolist())
     start, length = settings["cooldown_start"], settings["cooldown"]
     factor = rate_factor(run.step, settings["half_life"], start, length)
     run.optimiser.step(factor)
-    text, guidance, under, correct, asked, seen, printed, place, link = found.tolist()
     record = {
         "kind": "read" if task.reading else "see",
         "visual_tokens": task.visual_tokens,
         "layout": task.layout,
         "stage": run.progress.stage,
-        "under": round(under, 4),
-        "under_accuracy": round(seen / max(printed, 1), 4),
+        "under": round(found.under, 4),
+        "under_accuracy": round(found.seen / max(found.printed, 1), 4),
         "rate": round(factor, 4),
         "cpu_seconds": round(run.cpu_seconds),
         "stop": bool(wish > 0),
     }
     run.progress.note(f"under {task.visual_tokens}", record["under_accuracy"])
     if task.reading:
-        record |= {"loss": round(text, 4), "guidance": round(guidance, 4), "accuracy": round(correct / asked, 4)}
-        record |= {"place": round(place, 4), "link": round(link, 4)}
+        record |= {"loss": round(found.text, 4), "accuracy": round(found.correct / found.asked, 4)}
+        record |= {name: round(getattr(found, name), 4) for name in HELP}
         run.progress.note(f"read {task.visual_tokens}", record["accuracy"])
         run.progress.note(f"{task.layout} {task.visual_tokens}", record["accuracy"])
-        run.progress.note("guidance", guidance)
-        run.progress.note("place", place)
-        run.progress.note("link", link)
+        for name in HELP:
+            run.progress.note(name, getattr(found, name))
     return record
 
 
-def _learn(run: Run, task: Task, batch: Batch, weights, sums: torch.Tensor) -> torch.Tensor:
-    """Forward and backward on one batch. Returns its share of: text, guidance and under loss; characters correct and
-    asked; printed characters correct and asked; place and link loss."""
+class Found(NamedTuple):
+    """Of a batch, or of a step: losses, as shares of the step's; characters asked for, and correct; characters printed,
+    and seen by the auxiliary head."""
+
+    text: float = 0.0
+    under: float = 0.0
+    guidance: float = 0.0
+    place: float = 0.0
+    link: float = 0.0
+    correct: float = 0.0
+    asked: float = 0.0
+    seen: float = 0.0
+    printed: float = 0.0
+
+
+HELP = ("guidance", "place", "link")
+"""Losses of reading that are no part of what the reader is for."""
+
+
+def _learn(run: Run, task: Task, batch: Batch, weights: Weights, sums: torch.Tensor) -> Found:
+    """Forward and backward on one batch."""
     settings = run.settings
     text_sum, places_sum, under_sum = sums.tolist()
     visual = twin.see(run.reader, batch.pages)
     under = under_loss(run.head(visual), batch, weights)
     loss = settings["under"] * under.loss / under_sum
-    found = [0.0, 0.0, under.loss.item() / under_sum, 0, 0, under.correct, under.asked, 0.0, 0.0]
+    found = Found(under=under.loss.item() / under_sum, seen=under.correct, printed=under.asked)
     if task.reading:
         guiding = settings["guidance"] > 0 and not 0 < settings["guidance_steps"] <= run.step
         guided = tuple(settings["guided_layers"]) if guiding else ()
@@ -117,20 +135,19 @@ def _learn(run: Run, task: Task, batch: Batch, weights, sums: torch.Tensor) -> t
         reading = twin.read(run.reader, visual, batch.input_ids, batch.columns, batch.rows, guided, links)
         text = text_loss(reading.logits, batch, weights)
         loss = loss + text.loss / text_sum
-        found[0], found[3], found[4] = text.loss.item() / text_sum, text.correct, text.asked
+        found = found._replace(text=text.loss.item() / text_sum, correct=text.correct, asked=text.asked)
         if guided:
             guidance = guidance_loss(reading.attention, batch, weights)
             loss = loss + settings["guidance"] * guidance.loss / places_sum
-            found[1] = guidance.loss.item() / places_sum
             place = place_loss(run.places, reading.before, batch, weights)
             loss = loss + settings["places"] * place / places_sum
-            found[7] = place.item() / places_sum
+            found = found._replace(guidance=guidance.loss.item() / places_sum, place=place.item() / places_sum)
         if links:
             link = link_loss(reading.links, tokens, weights)
             loss = loss + settings["guidance"] * link / places_sum
-            found[8] = link.item() / places_sum
+            found = found._replace(link=link.item() / places_sum)
     loss.backward()
-    return torch.tensor(found)
+    return found
 
 
 def _line(run: Run) -> str:

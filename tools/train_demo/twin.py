@@ -171,25 +171,28 @@ def read(
             seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         if number in guided:
             given.append((x[:, 1 : before - 1], x[:, before:]))
-            group = query[:, :, before - first :].reshape(batch, kv_heads, -1, head_dim)
-            scores = group @ key[:, :, 1 : before - 1].transpose(2, 3) * head_dim**-0.5
-            attention.append(scores.log_softmax(-1).view(batch, heads, text, -1))
+            attention.append(_scores(query[:, :, before - first :], key[:, :, 1 : before - 1]).log_softmax(-1))
         if links and number in links.layers:
-            linked.append(_link_shares(query, key, links.tokens, before))
+            linked.append(_link_shares(query[:, :, 1 : before - 1], key[:, :, 1 : before - 1], links.tokens))
         x = x[:, first:] + weights.o_proj(seen.transpose(1, 2).reshape(batch, length - first, -1))
         x = x + _mlp(_norm(x, layer.post_attention_layernorm), layer.mlp)
     logits = F.linear(_norm(x[:, -text:], decoder.norm), reader.lm_head.weight)
     return Reading(logits, attention, given, linked)
 
 
-def _link_shares(query: Tensor, key: Tensor, tokens: Tensor, before: int) -> Tensor:
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    """[B,heads,n,N] of query [B,heads,n,head_dim] and key [B,KV,N,head_dim], turned; no mask."""
+    (batch, heads, rows, head_dim), kv_heads = query.shape, key.shape[1]
+    group = query.reshape(batch, kv_heads, -1, head_dim)
+    return (group @ key.transpose(2, 3) * head_dim**-0.5).view(batch, heads, rows, -1)
+
+
+def _link_shares(query: Tensor, key: Tensor, tokens: Tensor) -> Tensor:
     """Log shares [B,heads,K] of the attention among visual tokens up to its own that each link's first token has on its
-    second; query, key: of all rows, turned."""
-    (batch, heads, _, head_dim), kv_heads = query.shape, key.shape[1]
+    second; query, key: of the visual tokens, turned."""
+    heads, head_dim = query.shape[1], query.shape[3]
     start, end = tokens.unbind(-1)
-    rows = query.gather(2, (start + 1)[:, None, :, None].expand(-1, heads, -1, head_dim))
-    group = rows.reshape(batch, kv_heads, -1, head_dim)
-    scores = (group @ key[:, :, 1 : before - 1].transpose(2, 3) * head_dim**-0.5).view(batch, heads, len(start[0]), -1)
-    later = torch.arange(before - 2) > start[..., None]
+    scores = _scores(query.gather(2, start[:, None, :, None].expand(-1, heads, -1, head_dim)), key)
+    later = torch.arange(key.shape[2]) > start[..., None]
     shares = scores.masked_fill(later[:, None], float("-inf")).log_softmax(-1)
     return shares.gather(3, end[:, None, :, None].expand(-1, heads, -1, -1)).squeeze(-1)
