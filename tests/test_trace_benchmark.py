@@ -70,4 +70,4 @@ def test_pages_that_there_are_no_seeds_for_are_refused(benchmark, monkeypatch, c
     monkeypatch.setattr(sys, "argv", ["provenance.py", "--pages", "0"])
     with pytest.raises(SystemExit):
         benchmark.main()
-    assert "0 is not a whole number of at least 1" in capsys.readouterr().err
+    assert "0 is too small; it must be at least 1" in capsys.readouterr().err
