@@ -163,6 +163,19 @@ def test_noise_changes_inputs_and_never_labels():
     assert 5 <= changed < 20
 
 
+def test_noise_puts_other_words_of_the_page_in_the_place_of_some():
+    text = "one house and one horse\nwith nine chairs"
+    ids = [ID[character] for character in text]
+    given = data._other_words(ids, Random(1), 0.5)
+    written = "".join(CHARACTERS[one] for one in given)
+    lengths = [len(word) for word in text.split()]
+    assert [len(word) for word in written.split()] == lengths and written.index("\n") == text.index("\n")
+    assert written != text
+    whole = {*text.split()}
+    assert all(any((other * 8)[: len(word)] == word for other in whole) for word in written.split())
+    assert data._other_words(ids, Random(1), 0.0) == ids
+
+
 def test_guidance_is_least_where_attention_is_on_the_places(batch):
     weights = losses.weigh(batch)
     tokens = batch.under.shape[1]

@@ -43,7 +43,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     settings.add_argument("--linked-layers", type=int, nargs="+", help="guided too: line starts to those before them")
     settings.add_argument("--places", type=float, help="weight of the places of visual tokens, before guided layers")
     settings.add_argument("--under", type=float, help="weight of the characters under each visual token")
-    settings.add_argument("--noise", type=float, help="share of input characters made wrong")
+    settings.add_argument("--noise", type=float, help="share of input characters, and of words, made wrong")
     settings.add_argument("--stage", type=int, help="be at least at this stage of the curriculum")
     settings.add_argument("--pages", type=float, help="times the usual number of pages a step")
 

@@ -15,7 +15,7 @@ from fastocr_trt.demo import layouts
 from fastocr_trt.demo.layouts_fonts import BUNDLED, Family, installed_families
 from fastocr_trt.demo.pages import SEEDS, SIZES
 
-from .characters import BLANK, END, ID, PADDING, PROMPT
+from .characters import BLANK, END, ID, NEWLINE, PADDING, PROMPT
 
 IGNORED = -100
 SHARDS = 2  # parts of a step that processes may share
@@ -91,9 +91,10 @@ def _page(source: Random, columns: int, rows: int, task: Task, size: int, fill: 
 
 
 def collate(pages: Sequence[layouts.PrintedPage], columns: int, rows: int, source: Random, noise: float = 0.0) -> Batch:
-    """noise: share of input characters that are wrong, missing or too many, on three pages of five: a reader that
-    only ever sees its own text right does not learn to find its way back."""
-    examples = [_example(page, source, noise if source.random() < 0.6 else 0.0) for page in pages]
+    """noise: share of input characters that are wrong, missing or too many, and of input words that are others, on four
+    pages of five: a reader that only ever sees its own text right does not learn to find its way back, and finds the
+    next line by what it has written instead of where it is."""
+    examples = [_example(page, source, noise if source.random() < 0.8 else 0.0) for page in pages]
     longest = max(len(ids) for ids, _, _ in examples)
     input_ids = np.full((len(pages), longest), PADDING, np.int64)
     labels = np.full((len(pages), longest), IGNORED, np.int64)
@@ -123,7 +124,7 @@ def _example(page: layouts.PrintedPage, source: Random, noise: float) -> tuple[l
     ids = list(PROMPT)
     labels = [IGNORED] * (len(PROMPT) - 1) + [targets[0]]
     places = [(0, 0)] * (len(PROMPT) - 1) + [tuple(page.places[0])]
-    for number, character in enumerate(targets[:-1]):
+    for number, character in enumerate(_other_words(targets[:-1], source, noise)):
         chance = source.random() if noise else 1.0
         if chance < noise * 0.25 and number > 0:
             continue  # a character was left out
@@ -137,3 +138,19 @@ def _example(page: layouts.PrintedPage, source: Random, noise: float) -> tuple[l
             labels.append(following[0])
             places.append(following[1])
     return ids, labels, places
+
+
+def _other_words(ids: Sequence[int], source: Random, share: float) -> list[int]:
+    """The text with a share of its words replaced by others of the page, cut or repeated to the same length."""
+    found = list(ids)
+    if not share:
+        return found
+    spaces = [number for number, one in enumerate(ids) if one in (ID[" "], NEWLINE)]
+    bounds = zip([-1, *spaces], [*spaces, len(ids)], strict=True)
+    words = [(before + 1, after) for before, after in bounds if after > before + 1]
+    for start, end in words:
+        if source.random() < share:
+            other = source.choice(words)
+            letters = list(ids[slice(*other)])
+            found[start:end] = (letters * (end - start))[: end - start]
+    return found

@@ -35,7 +35,7 @@ SETTINGS = {
     "linked_layers": [1, 3],
     "places": 0.1,
     "under": 0.4,
-    "noise": 0.03,
+    "noise": 0.07,
     "stage": 0,
     "pages": 1.0,  # times the usual number of pages a step
     "cooldown_start": None,
