@@ -126,8 +126,8 @@ def _example(page: layouts.PrintedPage, source: Random, noise: float) -> tuple[l
     places = [(0, 0)] * (len(PROMPT) - 1) + [tuple(page.places[0])]
     for number, character in enumerate(_other_words(targets[:-1], source, noise)):
         chance = source.random() if noise else 1.0
-        if chance < noise * 0.25 and number > 0:
-            continue  # a character was left out
+        if chance < noise * 0.25 and 0 < number < len(targets) - 2:
+            continue  # a character was left out; never the last, after which the end is asked for
         following = (targets[number + 1], tuple(page.places[number + 1]))
         wrong = source.randrange(95)
         written = [wrong if noise * 0.25 <= chance < noise * 0.75 else character]
