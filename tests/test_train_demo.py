@@ -281,6 +281,17 @@ def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
     assert sum(asked.values()) == sum(len(text) + 1 for text in texts)
 
 
+def test_guidance_ends_where_it_is_told_to_and_is_logged_on(tmp_path):
+    options = "--sizes tiny --begin nothing --guided-layers 1 --linked-layers 0 --pages 0.15 --processes 1 --stage 1 --seed 2"
+    until, without = tmp_path / "until", tmp_path / "without"
+    main(["train", str(until), "--steps", "4", *options.split(), "--guidance-steps", "2"])
+    main(["train", str(without), "--steps", "2", *options.split()])
+    main(["train", str(without), "--steps", "4", "--processes", "1", "--guidance", "0"])
+    logs = [[json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()] for run in (until, without)]
+    assert all(record["guidance"] > 0 < record["place"] for record in logs[0])
+    assert [record["loss"] for record in logs[0]] == [record["loss"] for record in logs[1]]
+
+
 def test_a_small_reader_learns(tmp_path):
     options = "--sizes tiny --begin nothing --guided-layers 1 --linked-layers 0 --pages 0.15 --processes 1 --stage 1"
     main(["train", str(tmp_path), *options.split(), "--steps", "40", "--half-life", "1000", "--muon-rate", "0.02"])

@@ -116,7 +116,8 @@ class Found(NamedTuple):
 
 
 HELP = ("guidance", "place", "link")
-"""Losses of reading that are no part of what the reader is for."""
+"""Losses of reading that are no part of what the reader is for. They are told whether or not they count, so that the
+log shows how attention goes on where it is no longer guided."""
 
 
 def _learn(run: Run, task: Task, batch: Batch, weights: Weights, sums: torch.Tensor) -> Found:
@@ -128,24 +129,25 @@ def _learn(run: Run, task: Task, batch: Batch, weights: Weights, sums: torch.Ten
     loss = settings["under"] * under.loss / under_sum
     found = Found(under=under.loss.item() / under_sum, seen=under.correct, printed=under.asked)
     if task.reading:
-        guiding = settings["guidance"] > 0 and not 0 < settings["guidance_steps"] <= run.step
-        guided = tuple(settings["guided_layers"]) if guiding else ()
         tokens = line_links(batch)  # none where every page of the batch is a single line
-        links = twin.Links(tuple(settings["linked_layers"]), tokens) if guiding and tokens.shape[1] else None
+        links = twin.Links(tuple(settings["linked_layers"]), tokens) if tokens.shape[1] else None
+        guided = tuple(settings["guided_layers"])
         reading = twin.read(run.reader, visual, batch.input_ids, batch.columns, batch.rows, guided, links)
         text = text_loss(reading.logits, batch, weights)
-        loss = loss + text.loss / text_sum
-        found = found._replace(text=text.loss.item() / text_sum, correct=text.correct, asked=text.asked)
-        if guided:
-            guidance = guidance_loss(reading.attention, batch, weights)
-            loss = loss + settings["guidance"] * guidance.loss / places_sum
-            place = place_loss(run.places, reading.before, batch, weights)
-            loss = loss + settings["places"] * place / places_sum
-            found = found._replace(guidance=guidance.loss.item() / places_sum, place=place.item() / places_sum)
-        if links:
-            link = link_loss(reading.links, tokens, weights)
-            loss = loss + settings["guidance"] * link / places_sum
-            found = found._replace(link=link.item() / places_sum)
+        guidance = guidance_loss(reading.attention, batch, weights).loss / places_sum
+        place = place_loss(run.places, reading.before, batch, weights) / places_sum
+        link = link_loss(reading.links, tokens, weights) / places_sum if links else torch.zeros(())
+        loss = loss + text.loss / text_sum + settings["places"] * place
+        if not 0 < settings["guidance_steps"] <= run.step:
+            loss = loss + settings["guidance"] * (guidance + link)
+        found = found._replace(
+            text=text.loss.item() / text_sum,
+            correct=text.correct,
+            asked=text.asked,
+            guidance=guidance.item(),
+            place=place.item(),
+            link=link.item(),
+        )
     loss.backward()
     return found
 
