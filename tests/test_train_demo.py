@@ -282,7 +282,9 @@ def test_a_run_trains_stops_and_goes_on_as_if_it_had_not_stopped(tmp_path):
 
 
 def test_guidance_ends_where_it_is_told_to_and_is_logged_on(tmp_path):
-    options = "--sizes tiny --begin nothing --guided-layers 1 --linked-layers 0 --pages 0.15 --processes 1 --stage 1 --seed 2"
+    options = (
+        "--sizes tiny --begin nothing --guided-layers 1 --linked-layers 0 --pages 0.15 --processes 1 --stage 1 --seed 2"
+    )
     until, without = tmp_path / "until", tmp_path / "without"
     main(["train", str(until), "--steps", "4", *options.split(), "--guidance-steps", "2"])
     main(["train", str(without), "--steps", "2", *options.split()])
